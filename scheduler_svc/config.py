@@ -11,6 +11,11 @@ from scheduler_svc.journal.options import (
     add_record_options,
     take_record_options,
 )
+from scheduler_svc.speculation.options import (
+    SpeculationOptions,
+    add_speculation_option,
+    take_speculation,
+)
 from wire.identity.options import (
     MAX_PORT,
     IdentityOptions,
@@ -58,6 +63,7 @@ class ServiceConfig:
     heartbeat_timeout_s: float = 3.0  # a worker silent for this long is lost
     target_itl_ms: float | None = None  # of the steps in which rows decode; None: no target
     max_grant: int = 8  # most decode steps per frame; 0 or 1: no grants
+    speculative_config: SpeculationOptions | None = None  # None: nothing is drafted
     state_check_interval: int = 64  # in steps; 0: never check the worker's state
     policy: Policy = Policy.FCFS
     preemption: Preemption = Preemption.RECOMPUTE
@@ -150,6 +156,7 @@ def parse(arguments: list[str] | None = None) -> ServiceConfig:
         most_running = options["max_num_seqs"]
         options["max_waiting_requests"] = max(LEAST_WAITING, WAITING_PER_SEQ * most_running)
     try:
+        options["speculative_config"] = take_speculation(options)
         options["record"] = take_record_options(options)
         options["identity"] = take_identity(options)
         options["logs"], options["tracing"] = take_logging(options), take_tracing(options)
@@ -170,6 +177,7 @@ def make_parser() -> argparse.ArgumentParser:
     _add_addresses(parser)
     _add_standby_option(parser)
     _add_step_options(parser)
+    add_speculation_option(parser)
     _add_detection_options(parser)
     _add_policy_options(parser)
     _add_admission_options(parser)

@@ -161,6 +161,8 @@ def to_step(
         step.appended_block_ids = pack(plan.appended_block_ids)
     if plan.moves is not None:
         _add_moves(step, plan.moves)
+    if plan.drafts:
+        _add_drafts(step, plan)
     for new in plan.new_sequences:
         with blaming(new.request.request_id):
             step.new_sequences.append(_to_new_sequence(new))
@@ -177,6 +179,12 @@ def _add_moves(step: worker_pb2.SchedulerOutput, moves: BlockMoves) -> None:
     step.swapped_in_block_ids = pack(moves.swapped_in)
     step.copied_from_block_ids = pack(moves.copied_from)
     step.copied_to_block_ids = pack(moves.copied_to)
+
+
+def _add_drafts(step: worker_pb2.SchedulerOutput, plan: StepPlan) -> None:
+    drafts = [plan.drafts.get(slot, ()) for slot in plan.slots.tolist()]
+    step.num_drafted = pack(list(map(len, drafts)))
+    step.draft_token_ids = pack([int(token_id) for row in drafts for token_id in row])
 
 
 def _to_new_sequence(new: EnteringSequence) -> worker_pb2.NewSequence:
@@ -262,10 +270,18 @@ def to_result(
         token_ids=unpack(output.token_ids, name="token_ids").astype(np.int32, copy=False),
         bad_rows=tuple(np.flatnonzero(status).tolist()),
         dead_ends={error.row: error.message for error in output.row_errors},
+        num_sampled=_ranges(output.num_sampled),
         prompt_outputs=tuple(
             ReceivedPromptOutput(r.owner, r.begin, r.end, r.is_finite) for r in prompt_outputs
         ),
     )
+
+
+def _ranges(num_sampled: bytes) -> NDArray[np.int32] | None:
+    """Tokens per row; None: one each."""
+    if not num_sampled:
+        return None
+    return unpack(num_sampled, name="num_sampled").astype(np.int32, copy=False)
 
 
 def to_usage(finished: Finished) -> types_pb2.Usage:

@@ -264,6 +264,8 @@ class WorkerGroup:
         """
         if self._config.preemption is Preemption.SWAP and not worker.num_host_blocks:
             raise WrongWorker("it has no host blocks (--host-blocks), which preemption swap needs")
+        if self._config.speculative_config is not None and not worker.verifies_drafts:
+            raise WrongWorker("it verifies no drafts, which --speculative-config needs")
         self._served.claim(self.address, worker)
         if worker.incarnation != self._incarnation:
             self._incarnation = worker.incarnation

@@ -91,6 +91,13 @@ _OF_CORES = (
         lambda c: c.counters.num_prefill_tokens,
     ),
     _OfCore("output_tokens_total", "Tokens sampled.", lambda c: c.num_output_tokens),
+    _OfCore("drafts_total", "Drafts verified.", lambda c: c.counters.num_drafts),
+    _OfCore("drafted_tokens_total", "Tokens in them.", lambda c: c.counters.num_drafted_tokens),
+    _OfCore(
+        "accepted_tokens_total",
+        "Of these, tokens that came true.",
+        lambda c: c.counters.num_accepted_tokens,
+    ),
     _OfCore(
         "prefix_query_tokens_total",
         "Prompt tokens looked up in the prefix cache.",
@@ -185,6 +192,15 @@ class SchedulerScrape:
         cores = [group.core for group in self._engine.groups if group.core is not None]
         preemptions.add_metric([model.model], sum(core.view.num_preemptions for core in cores))
         yield preemptions
+        if self._engine.config.speculative_config is not None:
+            yield from _drafts_as_vllm(model.model, cores)
+
+
+def _drafts_as_vllm(model: str, cores: list[Scheduler]) -> Iterator[Metric]:
+    for name, text, of in declared.VLLM_DRAFTS:
+        family = CounterMetricFamily(name, text, labels=["model_name"])
+        family.add_metric([model], sum(of(core.counters) for core in cores))
+        yield family
 
 
 def _group_gauge(name: str, text: str) -> GaugeMetricFamily:

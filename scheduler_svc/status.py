@@ -46,6 +46,7 @@ def status_of(engine: Engine, *, foresees: bool = True) -> scheduler_pb2.GetStat
         num_overloaded=engine.num_overloaded,
         stands_by=engine.stands_by,
         target_itl_ms=engine.config.target_itl_ms or 0.0,
+        speculation=_speculation(engine),
         groups=[_group(group, foresees) for group in engine.groups],
     )
     if named is not None:
@@ -65,6 +66,11 @@ def status_of(engine: Engine, *, foresees: bool = True) -> scheduler_pb2.GetStat
     if backlogs_s:
         status.seconds_of_backlog = max(backlogs_s)
     return status
+
+
+def _speculation(engine: Engine) -> str:
+    config = engine.config.speculative_config
+    return "" if config is None else config.method.value
 
 
 def _group(group: WorkerGroup, foresees: bool) -> scheduler_pb2.WorkerGroupStatus:

@@ -19,10 +19,12 @@ from scheduler_svc.convert import (
 )
 from scheduler_svc.core import OutOfStep, Scheduler, StepOutputs, StepPlan
 from scheduler_svc.core.request.fault import RequestFault
+from scheduler_svc.core.step.plan import NO_DRAFTS
 from scheduler_svc.explain.first_tokens import FirstTokenStep
 from scheduler_svc.explain.trace import StepRecord, Trace
 from scheduler_svc.observe.step_log import log_step
 from scheduler_svc.observe.step_profile import LoopProfile
+from scheduler_svc.speculation.drafter import Drafter
 from scheduler_svc.worker.link import Answer, LinkLost, WorkerLink
 from scheduler_svc.worker.pace import Pace
 from scheduler_svc.worker.state_check import StateCheck, StateDiffers
@@ -54,6 +56,8 @@ class Stepping:
         self._max_grant = min(config.max_grant, worker.max_granted_steps)
         interval = config.state_check_interval if worker.has_state_hashes else 0
         self.state_check = StateCheck(core, interval)
+        speculation = config.speculative_config
+        self._drafter = None if speculation is None else Drafter(speculation, core)
 
     @property
     def awaits_answer(self) -> bool:
@@ -113,14 +117,16 @@ class Stepping:
     def _next_steps(self) -> tuple[StepPlan, ...]:
         """A grant if possible, else one step if the look-ahead allows it; empty if neither."""
         core, num_in_flight = self._core, self._core.num_in_flight
+        drafts = NO_DRAFTS if self._drafter is None else self._drafter.propose()
         num_steps = self._pace.steps_to_grant(self._max_grant)
         # The next grant follows when half of one is left, so that the worker never waits for it.
         most = max(self._lookahead, num_steps // 2) if self._lookahead else 0
-        if num_steps > 1 and num_in_flight <= most and (steps := core.grant(num_steps)):
+        may_grant = num_steps > 1 and num_in_flight <= most and not drafts
+        if may_grant and (steps := core.grant(num_steps)):
             return steps
         plan = None
         if num_in_flight <= self._lookahead:
-            plan = core.schedule(self._pace.prompts.most_prompt_tokens)
+            plan = core.schedule(self._pace.prompts.most_prompt_tokens, drafts)
         return () if plan is None else (plan,)
 
     def _update(self, output: worker_pb2.ModelRunnerOutput) -> None:
@@ -146,6 +152,8 @@ class Stepping:
             log_step(record, self._core)
         if len(record.plan.slots):  # else it took no time that a step of tokens takes
             self._pace.stepped(record.plan, record.sent_s, self._core.now_s)
+            if self._drafter is not None:
+                self._drafter.stepped(record.plan, record.duration_s or 0.0)
 
     def _note_done(self, step_id: int) -> StepRecord:
         return self._trace.done(step_id, time.monotonic())

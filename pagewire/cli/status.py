@@ -247,6 +247,7 @@ def _rows(
         *([] if rate is None else [("tokens/s", _now(rate))]),
         ("steps", f"{status.num_steps} in {status.uptime_s:.0f} s, epoch {status.epoch}"),
         *_target(status),
+        *_drafts(status),
     ]
 
 
@@ -260,3 +261,14 @@ def _target(status: scheduler_pb2.GetStatusResponse) -> list[tuple[str, str]]:
         return []
     held_back = f"prompts held back in {status.num_capped_steps} steps"
     return [("target", f"{status.target_itl_ms:g} ms between tokens, {held_back}")]
+
+
+def _drafts(status: scheduler_pb2.GetStatusResponse) -> list[tuple[str, str]]:
+    if not status.speculation:
+        return []
+    drafted, accepted = status.num_drafted_tokens, status.num_accepted_tokens
+    if not drafted:
+        return [("drafts", f"none yet by {status.speculation}")]
+    each = 1 + accepted / status.num_drafts
+    rate = f"{accepted / drafted:.1%} of {drafted} tokens accepted"
+    return [("drafts", f"{rate}, {each:.2f} tokens a step by {status.speculation}")]

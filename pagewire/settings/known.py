@@ -125,6 +125,7 @@ OPTIONS: dict[str, tuple[str, ...]] = {
         "no-prefix-caching",
         "lookahead",
         "max-grant",
+        "speculative-config",
         "state-check-interval",
         "step-timeout-s",
         "heartbeat-timeout-s",

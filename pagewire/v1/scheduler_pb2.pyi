@@ -184,7 +184,7 @@ class GetStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetStatusResponse(_message.Message):
-    __slots__ = ("ready", "reason", "model", "num_running", "num_waiting", "num_waiting_tokens", "num_blocks", "num_free_blocks", "block_size", "num_steps", "prefix_query_tokens", "prefix_hit_tokens", "num_preemptions", "num_accepted", "num_finished", "num_output_tokens", "num_prefill_tokens", "epoch", "worker_address", "max_num_seqs", "max_num_batched_tokens", "uptime_s", "num_evictions", "num_cached_blocks", "num_forks", "preemption", "num_host_blocks", "num_free_host_blocks", "num_swapped_out_blocks", "num_swapped_in_blocks", "seconds_of_backlog", "num_overloaded", "num_expired", "policy", "groups", "attention_backend", "all_reduce", "target_itl_ms", "num_capped_steps", "device", "session_version", "stands_by", "kv_cache_dtype")
+    __slots__ = ("ready", "reason", "model", "num_running", "num_waiting", "num_waiting_tokens", "num_blocks", "num_free_blocks", "block_size", "num_steps", "prefix_query_tokens", "prefix_hit_tokens", "num_preemptions", "num_accepted", "num_finished", "num_output_tokens", "num_prefill_tokens", "epoch", "worker_address", "max_num_seqs", "max_num_batched_tokens", "uptime_s", "num_evictions", "num_cached_blocks", "num_forks", "preemption", "num_host_blocks", "num_free_host_blocks", "num_swapped_out_blocks", "num_swapped_in_blocks", "seconds_of_backlog", "num_overloaded", "num_expired", "policy", "groups", "attention_backend", "all_reduce", "target_itl_ms", "num_capped_steps", "device", "session_version", "stands_by", "kv_cache_dtype", "speculation", "num_drafts", "num_drafted_tokens", "num_accepted_tokens")
     READY_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -228,6 +228,10 @@ class GetStatusResponse(_message.Message):
     SESSION_VERSION_FIELD_NUMBER: _ClassVar[int]
     STANDS_BY_FIELD_NUMBER: _ClassVar[int]
     KV_CACHE_DTYPE_FIELD_NUMBER: _ClassVar[int]
+    SPECULATION_FIELD_NUMBER: _ClassVar[int]
+    NUM_DRAFTS_FIELD_NUMBER: _ClassVar[int]
+    NUM_DRAFTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_ACCEPTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     ready: bool
     reason: str
     model: _types_pb2.ModelInfo
@@ -271,7 +275,11 @@ class GetStatusResponse(_message.Message):
     session_version: int
     stands_by: bool
     kv_cache_dtype: str
-    def __init__(self, ready: bool = ..., reason: _Optional[str] = ..., model: _Optional[_Union[_types_pb2.ModelInfo, _Mapping]] = ..., num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_waiting_tokens: _Optional[int] = ..., num_blocks: _Optional[int] = ..., num_free_blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., num_steps: _Optional[int] = ..., prefix_query_tokens: _Optional[int] = ..., prefix_hit_tokens: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., num_accepted: _Optional[int] = ..., num_finished: _Optional[int] = ..., num_output_tokens: _Optional[int] = ..., num_prefill_tokens: _Optional[int] = ..., epoch: _Optional[int] = ..., worker_address: _Optional[str] = ..., max_num_seqs: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., uptime_s: _Optional[float] = ..., num_evictions: _Optional[int] = ..., num_cached_blocks: _Optional[int] = ..., num_forks: _Optional[int] = ..., preemption: _Optional[str] = ..., num_host_blocks: _Optional[int] = ..., num_free_host_blocks: _Optional[int] = ..., num_swapped_out_blocks: _Optional[int] = ..., num_swapped_in_blocks: _Optional[int] = ..., seconds_of_backlog: _Optional[float] = ..., num_overloaded: _Optional[int] = ..., num_expired: _Optional[int] = ..., policy: _Optional[str] = ..., groups: _Optional[_Iterable[_Union[WorkerGroupStatus, _Mapping]]] = ..., attention_backend: _Optional[str] = ..., all_reduce: _Optional[str] = ..., target_itl_ms: _Optional[float] = ..., num_capped_steps: _Optional[int] = ..., device: _Optional[str] = ..., session_version: _Optional[int] = ..., stands_by: bool = ..., kv_cache_dtype: _Optional[str] = ...) -> None: ...
+    speculation: str
+    num_drafts: int
+    num_drafted_tokens: int
+    num_accepted_tokens: int
+    def __init__(self, ready: bool = ..., reason: _Optional[str] = ..., model: _Optional[_Union[_types_pb2.ModelInfo, _Mapping]] = ..., num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_waiting_tokens: _Optional[int] = ..., num_blocks: _Optional[int] = ..., num_free_blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., num_steps: _Optional[int] = ..., prefix_query_tokens: _Optional[int] = ..., prefix_hit_tokens: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., num_accepted: _Optional[int] = ..., num_finished: _Optional[int] = ..., num_output_tokens: _Optional[int] = ..., num_prefill_tokens: _Optional[int] = ..., epoch: _Optional[int] = ..., worker_address: _Optional[str] = ..., max_num_seqs: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., uptime_s: _Optional[float] = ..., num_evictions: _Optional[int] = ..., num_cached_blocks: _Optional[int] = ..., num_forks: _Optional[int] = ..., preemption: _Optional[str] = ..., num_host_blocks: _Optional[int] = ..., num_free_host_blocks: _Optional[int] = ..., num_swapped_out_blocks: _Optional[int] = ..., num_swapped_in_blocks: _Optional[int] = ..., seconds_of_backlog: _Optional[float] = ..., num_overloaded: _Optional[int] = ..., num_expired: _Optional[int] = ..., policy: _Optional[str] = ..., groups: _Optional[_Iterable[_Union[WorkerGroupStatus, _Mapping]]] = ..., attention_backend: _Optional[str] = ..., all_reduce: _Optional[str] = ..., target_itl_ms: _Optional[float] = ..., num_capped_steps: _Optional[int] = ..., device: _Optional[str] = ..., session_version: _Optional[int] = ..., stands_by: bool = ..., kv_cache_dtype: _Optional[str] = ..., speculation: _Optional[str] = ..., num_drafts: _Optional[int] = ..., num_drafted_tokens: _Optional[int] = ..., num_accepted_tokens: _Optional[int] = ...) -> None: ...
 
 class WorkerGroupStatus(_message.Message):
     __slots__ = ("address", "ready", "reason", "epoch", "num_running", "num_waiting", "num_blocks", "num_free_blocks", "num_steps", "num_output_tokens", "num_losses", "why_lost", "num_migrated_out", "num_migrated_in", "seconds_of_backlog", "attention_backend", "all_reduce", "device", "source", "draining", "kv_cache_dtype")

@@ -17,6 +17,7 @@ from scheduler_svc.core.step.grants import Cut
 from scheduler_svc.core.step.plan import (
     AdmissionHold,
     Cause,
+    Drafts,
     EnteringSequence,
     Finished,
     OutOfStep,
@@ -33,6 +34,7 @@ __all__ = [
     "BlockMoves",
     "Cause",
     "Cut",
+    "Drafts",
     "EnteringSequence",
     "FinishReason",
     "Finished",

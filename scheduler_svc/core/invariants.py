@@ -96,6 +96,12 @@ def _check_progress(scheduler: Scheduler) -> None:
     state = scheduler.internal_state
     table, block_size = state.table, scheduler.config.block_size
     awaited = Counter(slot for plan in scheduler._in_flight for slot in plan.sampled_slots.tolist())
+    drafting = Counter[int]()
+    for plan in scheduler._in_flight:
+        drafting.update({slot: len(token_ids) for slot, token_ids in plan.drafts.items()})
+    awaited.update(drafting)
+    running = {s.slot for s in state.running.sequences}
+    assert table.drafting_slots == drafting.keys() & running, "a range is awaited, or none is"
     for sequence in state.running.sequences:
         slot = sequence.slot
         known, planned = int(table.num_tokens[slot]), int(table.num_planned[slot])

@@ -33,6 +33,8 @@ from scheduler_svc.core.step.apply_tokens import TokenUpdates
 from scheduler_svc.core.step.check_result import check_result
 from scheduler_svc.core.step.grants import Cut, Grants
 from scheduler_svc.core.step.plan import (
+    NO_DRAFTS,
+    Drafts,
     Finished,
     PromptOutputDelivery,
     StepOutputs,
@@ -89,10 +91,8 @@ class Scheduler:
         Returns one end per sequence; its message says how long the request spent in each phase.
         """
         self.now_s = now_s
-        finished = [
-            self._finish(sequence, FinishReason.EXPIRED, expiry_of(sequence, self.now_s))
-            for sequence in self._deadlines.take_due(now_s)
-        ]
+        due = self._deadlines.take_due(now_s)
+        finished = [self._finish(s, FinishReason.EXPIRED, expiry_of(s, self.now_s)) for s in due]
         if finished:
             self.num_expired += len(finished)
             self._leave()
@@ -217,12 +217,15 @@ class Scheduler:
             self.internal_state.renew_running()
         self._unfinished = Unfinished()
 
-    def schedule(self, most_prompt_tokens: int | None = None) -> StepPlan | None:
+    def schedule(
+        self, most_prompt_tokens: int | None = None, drafts: Drafts = NO_DRAFTS
+    ) -> StepPlan | None:
         """Plans the next step, with at most so many prompt tokens if rows decode in it.
 
-        Returns None when there is nothing to compute before a result arrives.
+        The slots in `drafts` take no part in it while a token of theirs is in flight. Returns None
+        when there is nothing to compute before a result arrives.
         """
-        plan = None if self._grants.pending else self._planner.plan(most_prompt_tokens)
+        plan = None if self._grants.pending else self._planner.plan(most_prompt_tokens, drafts)
         if plan is not None:
             self._in_flight.append(plan)
             self.counters.planned(plan)
@@ -286,8 +289,7 @@ class Scheduler:
         state = self.internal_state
         self._unfinished = Unfinished(plan, state.table.num_tokens[plan.sampled_slots])
         self._in_flight.popleft()
-        if plan.grant_id is not None:  # now it cannot be taken back
-            self.counters.planned(plan)
+        self.counters.answered(plan, result)
         deliveries: list[PromptOutputDelivery] = []
         finished: list[Finished] = []
         if plan.due_prompt_outputs or plan.prompt_ends:
@@ -346,9 +348,8 @@ class Scheduler:
             sequence.num_prompt_outputs_planned = sequence.num_prompt_outputs_delivered
         if num_host_blocks is None:
             num_host_blocks = self.internal_state.host.num_blocks
-        num_ran = self.internal_state.evacuate(
-            num_blocks or self.internal_state.pool.num_blocks, num_host_blocks
-        )
+        num_blocks = num_blocks or self.internal_state.pool.num_blocks
+        num_ran = self.internal_state.evacuate(num_blocks, num_host_blocks)
         if oldest is not None:
             note_loss(oldest, is_first_step=did_none, is_death=is_death)
             self.internal_state.note_suspects(self._live.values())

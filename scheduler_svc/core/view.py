@@ -169,6 +169,12 @@ class View:
         """The same, in order of admission."""
         return _read_only(self._state.running.index)
 
+    def settled_slots(self) -> Index:
+        """The slots that hold a sequence and verify no drafts, ascending: it is known how far
+        they will be once the steps in flight are done."""
+        slots, drafting = self.live_slots(), self._table.drafting_slots
+        return slots[~np.isin(slots, list(drafting))] if drafting else slots
+
     def is_slot_free(self) -> NDArray[np.bool_]:
         """By slot: whether a sequence could enter it now. Others are live or fenced."""
         is_free = np.zeros(len(self._table.is_live), dtype=np.bool_)

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from scheduler_svc.core import (
     Cut,
+    Drafts,
     Finished,
     Preparations,
     Refused,
@@ -23,6 +24,7 @@ from scheduler_svc.core import (
 )
 from scheduler_svc.core.history.migration import Migration
 from scheduler_svc.core.queue.deadlines import Deadlines
+from scheduler_svc.core.step.plan import NO_DRAFTS
 from scheduler_svc.core.step.state import SchedulerState
 
 # Calls that change the core. `now_s` is the property being set; those of `_MOVES` are methods of
@@ -114,13 +116,18 @@ def perform(core: Scheduler, call: str, arguments: tuple[Any, ...]) -> Any:
     return getattr(owner, call)(*arguments)
 
 
-def _set_stop_ids(core: Scheduler, request_id: str, stop_ids: tuple[int, ...]) -> None:
-    """Replaces the stop tokens of a live request."""
+def _set_stop_ids(
+    core: Scheduler, request_id: str, stop_ids: tuple[int, ...], min_len: int = 0
+) -> None:
+    """Replaces the stop tokens of a live request, which stop it from `min_len` tokens on."""
     sequence = core.find(request_id)
     if sequence is not None:
         sequence.stop_ids = stop_ids
+        sequence.min_len = max(sequence.min_len, min_len)
         if sequence.slot is not None:
-            core.internal_state.table.enter_stops(sequence.slot, stop_ids)
+            table = core.internal_state.table
+            table.enter_stops(sequence.slot, stop_ids)
+            table.min_len[sequence.slot] = sequence.min_len
 
 
 class TappedScheduler(Scheduler):
@@ -178,7 +185,11 @@ class TappedScheduler(Scheduler):
     def expire(self, now_s: float) -> list[Finished]:
         return self._tell("expire", super().expire, now_s)
 
-    def schedule(self, most_prompt_tokens: int | None = None) -> StepPlan | None:
+    def schedule(
+        self, most_prompt_tokens: int | None = None, drafts: Drafts = NO_DRAFTS
+    ) -> StepPlan | None:
+        if drafts:
+            return self._tell("schedule", super().schedule, most_prompt_tokens, drafts)
         limit = () if most_prompt_tokens is None else (most_prompt_tokens,)
         return self._tell("schedule", super().schedule, *limit)
 

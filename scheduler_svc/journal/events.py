@@ -120,14 +120,18 @@ def masked(call: Call, mask: Mask) -> Iterator[Call]:
             yield Call(call.name, (mask.request(request), *more), None, call.refused)
         case Call("migrate_in", (Sequence() as sequence,)):
             yield Call("migrate_in", (mask.sequence(sequence),))
+        case Call("schedule", (limit, drafts), answer):
+            drafts = mask.drafts(drafts)
+            planned = answer if answer is None else mask.plan(answer)
+            yield Call("schedule", (limit, drafts), planned)
         case Call(answer=StepPlan() | (StepPlan(), *_)):
             plans = tuple(mask.plan(plan) for plan in plans_of(call.answer))
             answer = plans[0] if isinstance(call.answer, StepPlan) else plans
             yield Call(call.name, call.arguments, answer)
         case Call("update", (result,), StepOutputs() as outputs):
             result, stops = mask.result(result, outputs)
-            for request_id, stop_ids in stops.items():
-                yield Call(SET_STOP_IDS, (request_id, stop_ids))
+            for request_id, stop in stops.items():
+                yield Call(SET_STOP_IDS, (request_id, *stop))
             yield Call("update", (result,), outputs)
         case _:
             if call.name == "worker_lost":

@@ -11,11 +11,13 @@ a request, the recording has the event `set_stop_ids` before it.
 
 from dataclasses import replace
 from hashlib import blake2b
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from scheduler_svc.core import (
+    Drafts,
     EnteringSequence,
     FinishReason,
     Request,
@@ -81,24 +83,42 @@ class Mask:
     def plan(self, plan: StepPlan) -> StepPlan:
         """The plan with replaced tokens."""
         self._sampled[plan.step_id] = plan.sampled_slots
-        return replace(plan, new_sequences=[self._entering(new) for new in plan.new_sequences])
+        drafts = self.drafts(plan.drafts)  # before other sequences enter their slots
+        entering = [self._entering(new) for new in plan.new_sequences]
+        return replace(plan, new_sequences=entering, drafts=drafts)
+
+    def drafts(self, drafts: Drafts) -> Drafts:
+        """Drafts with replaced tokens: those that come true are replaced alike when they do."""
+        return {slot: self._following(slot, token_ids)[0] for slot, token_ids in drafts.items()}
 
     def result(
         self, result: StepResult, outputs: StepOutputs
-    ) -> tuple[StepResult, dict[str, tuple[int, ...]]]:
-        """Returns the replaced result, and stop tokens by id of requests that one ended."""
+    ) -> tuple[StepResult, dict[str, tuple[Any, ...]]]:
+        """Returns the replaced result, and by id of requests that a stop token ended, which it was.
+
+        Of a row with several tokens also how long the sequence is with it: a token before it may
+        have been replaced by the same id.
+        """
         slots = self._sampled.pop(result.step_id).astype(np.intp)
+        if result.num_sampled is not None:
+            slots = np.repeat(slots, result.num_sampled)
         rows = outputs.sampled_rows
         if rows is None:
             rows = np.arange(len(slots))
         token_ids = np.zeros_like(result.token_ids)  # irrelevant where no request takes it
-        token_ids[rows] = self._append(slots[rows], result.token_ids[rows])
-        stops: dict[str, tuple[int, ...]] = {}
+        if result.num_sampled is None:
+            token_ids[rows] = self._append(slots[rows], result.token_ids[rows])
+        else:
+            for slot in np.unique(slots[rows]).tolist():
+                own = rows[slots[rows] == slot]  # in the order in which they were sampled
+                token_ids[own] = self._append_all(slot, result.token_ids[own])
+        stops: dict[str, tuple[Any, ...]] = {}
         for finished in outputs.finished:
             slot = self._slot_of.pop(finished.request.request_id, None)
             if finished.reason is FinishReason.STOP:
-                stop_id = int(token_ids[np.flatnonzero(slots == slot)[0]])
-                stops[finished.request.request_id] = (stop_id,)
+                stop_id = int(token_ids[rows[slots[rows] == slot][-1]])
+                length = () if result.num_sampled is None else (int(self._num_tokens[slot]),)
+                stops[finished.request.request_id] = ((stop_id,), *length)
         dead_ends = dict.fromkeys(result.dead_ends, "no token was left")  # hides the caller's text
         return replace(result, token_ids=token_ids, dead_ends=dead_ends), stops
 
@@ -128,6 +148,20 @@ class Mask:
         self._hash[slots] += self._terms(token_ids, self._num_tokens[slots])
         self._num_tokens[slots] += np.uint64(1)
         return masked
+
+    def _append_all(self, slot: int, token_ids: Tokens) -> Tokens:
+        masked, following = self._following(slot, token_ids)
+        self._hash[slot] = following
+        self._num_tokens[slot] += np.uint64(len(token_ids))
+        return masked
+
+    def _following(self, slot: int, token_ids: Tokens) -> tuple[Tokens, np.uint64]:
+        """Replacements for tokens that follow a slot's known ones, and the hash after them all."""
+        positions = self._num_tokens[slot] + np.arange(len(token_ids), dtype=np.uint64)
+        terms = self._terms(token_ids, positions)
+        ends = self._hash[slot] + np.cumsum(terms, dtype=np.uint64)
+        masked = self._permuted(ends - terms, token_ids)
+        return masked, ends[-1] if len(ends) else self._hash[slot]
 
     # --- tokens ----------------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ from collections import deque
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pagewire.v1 import worker_pb2
 from pagewire.v1.journal_pb2 import JournalEvent
@@ -239,13 +240,19 @@ def _compare(
     if not len(rows):
         return None
     row = int(rows[0])
+    n = row if recorded.num_sampled is None else _nth_row(recorded.num_sampled, row)
     more = f", and {len(rows) - 1} more rows" if len(rows) > 1 else ""
     return Divergence(
-        f"{where}, row {row}, slot {sent.slots[row]}, request {sent.request_ids[row]!r}{more}",
+        f"{where}, row {n}, slot {sent.slots[n]}, request {sent.request_ids[n]!r}{more}",
         "the token",
         _shown(recorded, row),
         _shown(answered, row),
     )
+
+
+def _nth_row(num_sampled: NDArray[np.int32], token: int) -> int:
+    """The row that has a token of a result, where rows have several."""
+    return int(np.searchsorted(np.cumsum(num_sampled), token, side="right"))
 
 
 def _shown(result: StepResult, row: int) -> str:

@@ -1,9 +1,12 @@
 """The scheduler's own numbers and, under vLLM's names, those that only it knows."""
 
+from collections.abc import Callable
+
 import grpc
 
 from scheduler_svc.core import FinishReason
 from scheduler_svc.core.request.timeline import Phase
+from scheduler_svc.core.step.draft import Counters
 from wire.metrics.declared import SECONDS, Declared, MetricKind, counter, histogram
 
 # A step of a small model on a GPU takes half a millisecond, one of a full prompt on a CPU minutes.
@@ -77,3 +80,16 @@ VLLM_PHASES = {
     _vllm_time("decode_time_seconds", "Ran, token by token."): Phase.DECODE,
 }
 VLLM_PREEMPTIONS = "vllm:num_preemptions_total"
+VLLM_DRAFTS: tuple[tuple[str, str, Callable[[Counters], int]], ...] = (
+    ("vllm:spec_decode_num_drafts_total", "Drafts verified.", lambda c: c.num_drafts),
+    (
+        "vllm:spec_decode_num_draft_tokens_total",
+        "Tokens in them.",
+        lambda c: c.num_drafted_tokens,
+    ),
+    (
+        "vllm:spec_decode_num_accepted_tokens_total",
+        "Of these, tokens that came true.",
+        lambda c: c.num_accepted_tokens,
+    ),
+)

@@ -19,6 +19,9 @@ COUNTERS: dict[str, Callable[[Scheduler], int]] = {
     "num_output_tokens": lambda core: core.num_output_tokens,
     "num_prefill_tokens": lambda core: core.counters.num_prefill_tokens,
     "num_capped_steps": lambda core: core.counters.num_capped_steps,
+    "num_drafts": lambda core: core.counters.num_drafts,
+    "num_drafted_tokens": lambda core: core.counters.num_drafted_tokens,
+    "num_accepted_tokens": lambda core: core.counters.num_accepted_tokens,
     "num_expired": lambda core: core.num_expired,
 }
 

@@ -2,7 +2,8 @@
 
 A frame asks for the hashes after its first step. The expected values are recorded when it is sent;
 the last computed tokens are added when the answer arrives, because the last of them is known only
-then. A slot that its sequence has left in the meantime is not compared.
+then. A slot that its sequence has left in the meantime is not compared, nor one that verifies
+drafts, since only the answer says how far it gets.
 """
 
 from dataclasses import dataclass
@@ -90,7 +91,7 @@ class StateCheck:
 
     def _note(self, plan: StepPlan) -> _Noted:
         view = self._core.view
-        slots = view.live_slots()
+        slots = view.settled_slots()
         self._sum_new_blocks(slots)
         num_computed = view.num_computed.copy()
         chunks = 1 if plan.num_scheduled is None else plan.num_scheduled

@@ -116,6 +116,7 @@ def decode_step(frame: bytes, limits: Limits) -> StepInput:
             f"{len(appended_block_ids)} blocks for {len(appended_slots)} appended_slots",
         )
     slots, num_scheduled = _rows(step, limits)
+    num_drafted, draft_token_ids = _drafts(step, num_scheduled, limits)
     _check_grant(step)
     return StepInput(
         step_id=step.step_id,
@@ -134,6 +135,8 @@ def decode_step(frame: bytes, limits: Limits) -> StepInput:
         num_scheduled=num_scheduled,
         granted_steps=step.granted_steps,
         wants_state=step.wants_state,
+        num_drafted=num_drafted,
+        draft_token_ids=draft_token_ids,
     )
 
 
@@ -186,6 +189,7 @@ def encode_output(output: StepOutput) -> bytes:
         logprobs=None if logprobs is None else types_pb2.LogprobColumns(**logprobs.pack()),
         prompt_outputs=map(_encode_prompt_output, output.prompt_outputs),
         state=None if state is None else worker_pb2.StateHashes(**state.pack()),
+        num_sampled=b"" if output.num_sampled is None else pack(output.num_sampled),
         row_errors=[
             worker_pb2.RowError(row=row, message=problem)
             for row, problem in output.row_errors.items()
@@ -243,12 +247,30 @@ def _rows(step: worker_pb2.SchedulerOutput, limits: Limits) -> tuple[IntColumn, 
     return slots, num_scheduled
 
 
+def _drafts(
+    step: worker_pb2.SchedulerOutput, num_scheduled: IntColumn, limits: Limits
+) -> tuple[IntColumn, IntColumn]:
+    """How many of each row's tokens are drafts, and these."""
+    num_drafted = columns.column(step.num_drafted, "num_drafted").astype(np.int64)
+    token_ids = columns.column(step.draft_token_ids, "draft_token_ids").astype(np.int64)
+    if len(num_drafted) not in (0, len(num_scheduled)):
+        raise BadStep("num_drafted", f"{len(num_drafted)} counts for {len(num_scheduled)} rows")
+    if len(num_drafted):
+        if num_drafted.min() < 0 or (num_drafted >= num_scheduled).any():
+            raise BadStep("num_drafted", "a row's last known token is computed with its drafts")
+        columns.check_range(token_ids, 0, limits.vocab_size, "draft_token_ids", "token")
+    if len(token_ids) != num_drafted.sum():
+        drafted = num_drafted.sum()
+        raise BadStep("draft_token_ids", f"{len(token_ids)} tokens, num_drafted says {drafted}")
+    return num_drafted, token_ids
+
+
 def _check_grant(step: worker_pb2.SchedulerOutput) -> None:
     if step.granted_steps > MAX_GRANTED_STEPS:
         raise BadStep(
             "granted_steps", f"{step.granted_steps}, max_granted_steps is {MAX_GRANTED_STEPS}"
         )
-    for name in ("reset", "new_sequences", "num_scheduled"):
+    for name in ("reset", "new_sequences", "num_scheduled", "num_drafted"):
         if step.granted_steps and getattr(step, name):
             raise BadStep(name, "must be empty with granted_steps: every row decodes")
 

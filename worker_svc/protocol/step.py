@@ -162,6 +162,8 @@ class StepInput:
     num_scheduled: IntColumn = field(default_factory=no_entries)  # tokens per row; empty: 1 each
     granted_steps: int = 0  # decode steps from this one on; 0: no grant
     wants_state: bool = False
+    num_drafted: IntColumn = field(default_factory=no_entries)  # drafts per row; empty: none
+    draft_token_ids: IntColumn = field(default_factory=no_entries)  # row after row
 
     @property
     def num_tokens(self) -> int:
@@ -189,6 +191,8 @@ class StepInput:
             num_scheduled=nothing,
             granted_steps=0,
             wants_state=False,
+            num_drafted=nothing,
+            draft_token_ids=nothing,
         )
 
 
@@ -230,6 +234,7 @@ class StepOutput:
     prompt_outputs: tuple[PromptOutput, ...] = ()  # of this step's prompt positions
     state: StateHashes | None = None  # after the step, if it requested them
     row_errors: dict[int, str] = field(default_factory=dict)  # by row: the reason for ROW_DEAD_END
+    num_sampled: IntColumn | None = None  # of token_ids, by row that sampled; None: one each
 
 
 @dataclass(frozen=True, slots=True)

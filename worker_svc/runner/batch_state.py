@@ -26,6 +26,7 @@ from worker_svc.protocol.step import (
     StepInput,
     no_entries,
 )
+from worker_svc.runner.rows import Rows, drafts_of, places_in_rows, refuse
 from worker_svc.sampling.grammars import Grammars
 from worker_svc.sampling.logits_processors import LogitsProcessors
 from worker_svc.sampling.prompt_outputs import Part
@@ -48,6 +49,7 @@ SLOT = np.dtype(
         ("has_processors", "?"),
         ("has_logprobs", "?"),
         ("num_top", "i8"),
+        ("has_grammar", "?"),
         ("prompt_only", "?"),
         ("prompt_output_begin", "i8"),
         ("prompt_output_end", "i8"),
@@ -85,21 +87,6 @@ class HostSlots:
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
-    """The rows of one step, in batch order."""
-
-    slots: IntColumn  # [B]
-    num_scheduled: IntColumn  # [B]
-    num_computed: IntColumn  # [B], before the step
-    samples: NDArray[np.bool_]  # [B]: reaches its last known token, so it samples the next
-
-    @property
-    def is_decode(self) -> bool:
-        """One token each, all sampling: the steady state."""
-        return bool((self.num_scheduled == 1).all() and self.samples.all())
-
-
-@dataclass(frozen=True, slots=True)
 class Staged:
     """A checked step on its own copy of the table; nothing outside it has changed."""
 
@@ -113,8 +100,8 @@ class Staged:
         slots, rows = self.table.live_slots, self.rows
         num_computed = self.table.columns["num_computed"].copy()
         num_tokens = self.table.columns["num_tokens"].copy()
-        num_computed[rows.slots] += rows.num_scheduled
-        num_tokens[rows.slots] += rows.samples
+        num_computed[rows.slots] += rows.num_advanced
+        num_tokens[rows.slots] += rows.num_sampled
         return slots, num_computed[slots], num_tokens[slots]
 
 
@@ -177,6 +164,8 @@ class BatchState:
         if len(staged.appended_at):
             index = step.appended_slots * self.block_tables.shape[1] + staged.appended_at
             self._put(self.block_tables, index, step.appended_block_ids)
+        if (drafts := staged.rows.drafts) is not None:
+            self.write_sampled(staged.rows, torch.from_numpy(drafts.token_ids), drafts.num_drafted)
 
     def _enter_rows(self, staged: Staged) -> None:
         new = staged.step.new_sequences
@@ -187,13 +176,16 @@ class BatchState:
         firsts = [sequence.slot * self.block_tables.shape[1] for sequence in new]
         self._scatter(self.block_tables, firsts, [sequence.block_ids for sequence in new])
 
-    def write_sampled(self, rows: Rows, token_ids: Tensor) -> None:
-        """Writes sampled tokens [R] after the known ones, where the next step reads them.
+    def write_sampled(self, rows: Rows, token_ids: Tensor, counts: IntColumn | None = None) -> None:
+        """Writes sampled tokens [R], or drafts, after the known ones, where the model reads them.
 
-        They do not count until the commit.
+        Each row has `counts` [B]; None: one for each that samples. They count from the commit on.
         """
-        slots, positions = rows.slots, rows.num_computed + rows.num_scheduled
-        if not rows.samples.all():
+        slots, positions = rows.slots, rows.known_ends
+        if counts is not None:
+            slots, firsts = np.repeat(slots, counts), np.repeat(rows.known_ends, counts)
+            positions = firsts + places_in_rows(counts)
+        elif not rows.samples.all():
             slots, positions = slots[rows.samples], positions[rows.samples]
         (index,) = upload(self.device, slots * self.token_rows.shape[1] + positions)
         self.token_rows.view(-1).index_copy_(0, index, token_ids.int())
@@ -201,8 +193,8 @@ class BatchState:
     def commit(self, staged: Staged) -> None:
         """The step worked: its rows advance and its table is the state."""
         rows, columns = staged.rows, staged.table.columns
-        columns["num_computed"][rows.slots] += rows.num_scheduled
-        columns["num_tokens"][rows.slots] += rows.samples
+        columns["num_computed"][rows.slots] += rows.num_advanced
+        columns["num_tokens"][rows.slots] += rows.num_sampled
         self.table = staged.table
         self._last_slots = rows.slots
         self._saved.clear()
@@ -252,8 +244,13 @@ class BatchState:
         """The sampling parameters of the rows that sample."""
         rows = staged.rows
         slots = rows.slots[rows.samples]
+        num_tokens = staged.table.columns["num_tokens"][slots]
+        if rows.drafts is not None:  # each draft's row samples as if those before it were known
+            counts = 1 + rows.drafts.num_drafted[rows.samples]
+            slots = np.repeat(slots, counts)
+            num_tokens = np.repeat(num_tokens, counts) + places_in_rows(counts)
         columns = staged.table.columns[slots]
-        output_position = columns["num_tokens"] - columns["num_prompt"]
+        output_position = num_tokens - columns["num_prompt"]
         is_short = output_position < columns["min_tokens"]
         logprob_rows = np.flatnonzero(columns["has_logprobs"])
         return SamplingRows(
@@ -263,13 +260,17 @@ class BatchState:
             min_p=columns["min_p"].copy(),
             seed=columns["seed"].copy().view(np.int64),
             output_position=output_position,
-            logits_processors=self._logits_processors(staged.table, slots, is_short),
+            logits_processors=self._logits_processors(staged.table, slots, num_tokens, is_short),
             logprob_rows=logprob_rows,
             num_top=int(columns["num_top"].max(initial=0)),
         )
 
     def _logits_processors(
-        self, table: HostSlots, slots: IntColumn, is_short: NDArray[np.bool_]
+        self,
+        table: HostSlots,
+        slots: IntColumn,
+        num_tokens: IntColumn,
+        is_short: NDArray[np.bool_],
     ) -> LogitsProcessors:
         """Of the rows that ask for any; for all others there is nothing to do."""
         rows = np.flatnonzero(table.columns["has_processors"][slots] | is_short)
@@ -283,7 +284,7 @@ class BatchState:
             is_short=is_short[rows],
             slots=slots,
             num_prompt=table.columns["num_prompt"][slots],
-            num_tokens=table.columns["num_tokens"][slots],
+            num_tokens=num_tokens[rows],
         )
         return collect(processed, self.token_rows, self.grammars)
 
@@ -342,6 +343,7 @@ class BatchState:
             sampling.has_processors,
             sampling.num_top_logprobs is not None,
             sampling.num_top_logprobs or 0,
+            bool(sampling.grammar),
             sequence.prompt_only,
             sequence.prompt_output_begin,
             sequence.prompt_output_end,
@@ -380,21 +382,19 @@ class BatchState:
         if len(num_scheduled) != len(slots):
             num_scheduled = np.ones(len(slots), dtype=np.int64)
         columns = table.columns[slots]
-        ends = columns["num_computed"] + num_scheduled
-        _refuse(columns["num_tokens"] == 0, name, slots, "is empty")
+        ends = known_ends = columns["num_computed"] + num_scheduled
+        refuse(columns["num_tokens"] == 0, name, slots, "is empty")
+        drafts = drafts_of(step, columns, slots)
+        if drafts is not None:
+            known_ends = ends - drafts.num_drafted
         name = "same_rows" if step.same_rows else "num_scheduled"
-        _refuse(ends > columns["num_tokens"], name, slots, "has fewer tokens left to compute")
+        refuse(known_ends > columns["num_tokens"], name, slots, "has fewer tokens left to compute")
         if step.granted_steps:
             name = "granted_steps"
-            _refuse(ends < columns["num_tokens"], name, slots, "does not decode")
+            refuse(ends < columns["num_tokens"], name, slots, "does not decode")
         last = ends + max(step.granted_steps - 1, 0)
-        _refuse(last > self.limits.max_model_len, name, slots, "would pass max_model_len")
+        refuse(last > self.limits.max_model_len, name, slots, "would pass max_model_len")
         room = columns["num_blocks"] * self.limits.block_size
-        _refuse(last > room, name, slots, "has too few blocks for its tokens")
-        samples = (ends == columns["num_tokens"]) & ~columns["prompt_only"]
-        return Rows(slots, num_scheduled, columns["num_computed"], samples)
-
-
-def _refuse(bad: NDArray[np.bool_], name: str, slots: IntColumn, reason: str) -> None:
-    if bad.any():
-        raise BadStep(name, f"slot {slots[bad.argmax()]} {reason}")
+        refuse(last > room, name, slots, "has too few blocks for its tokens")
+        samples = (known_ends == columns["num_tokens"]) & ~columns["prompt_only"]
+        return Rows(slots, num_scheduled, columns["num_computed"], samples, drafts)

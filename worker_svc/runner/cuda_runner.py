@@ -142,6 +142,7 @@ class CudaRunner(ModelRunner):
     """A loaded model with its cache, its slots and, once warm, its graphs."""
 
     is_asynchronous = True
+    verifies_drafts = False  # a graph samples one token a row
 
     def __init__(
         self,

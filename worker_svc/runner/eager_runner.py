@@ -14,8 +14,9 @@ from wire.logprobs import LogprobColumns
 from worker_svc.device.step_clock import StepClock
 from worker_svc.protocol.step import StepOutput, StepTimings
 from worker_svc.runner import inputs
-from worker_svc.runner.batch_state import Rows, Staged
+from worker_svc.runner.batch_state import Staged
 from worker_svc.runner.model_runner import NO_CHOICE, NOT_FINITE, ModelRunner, to_output, us_since
+from worker_svc.runner.rows import Rows
 from worker_svc.sampling.sampler import Sampled, SamplingRows, sample, sample_part
 
 
@@ -23,6 +24,7 @@ class EagerRunner(ModelRunner):
     """Launches nothing ahead: the torch layers, or the compiled ones of the CPU."""
 
     is_asynchronous = False
+    verifies_drafts = True
 
     @torch.inference_mode()
     def warm_up(self) -> None:
@@ -74,10 +76,18 @@ class EagerRunner(ModelRunner):
         if model_inputs.logit_rows is not None:
             hidden = hidden.index_select(0, model_inputs.logit_rows)  # [R, hidden]
         tokens, logprobs = self._sample(hidden, sampling, rows, clock)
+        problems = sampling.logits_processors.problems()
+        if rows.drafts is not None:
+            kept = rows.drafts.verify(rows.samples, tokens)
+            tokens = tokens[kept]
+            logprobs = None if logprobs is None else logprobs.select(kept)
+            problems = {n: problems[row] for n, row in enumerate(kept) if row in problems}
+            self.state.write_sampled(rows, torch.from_numpy(tokens), rows.num_sampled)
         forward_us, sample_us, copy_us = clock.spans_us()
         timings = StepTimings(queue_us, prepare_us, forward_us, sample_us, copy_us, clock.idle_us())
-        problems = sampling.logits_processors.problems()
         output = to_output(step_id, tokens, timings, logprobs, problems)
+        if rows.drafts is not None:
+            output = replace(output, num_sampled=rows.num_sampled[rows.samples])
         return replace(output, prompt_outputs=prompt_outputs) if prompt_outputs else output
 
     def _sample(
@@ -88,7 +98,8 @@ class EagerRunner(ModelRunner):
             clock.mark()
             return np.zeros(0, dtype=np.int32), None
         sampled = sample_part(self._model.vocab_part(hidden), sampling)
-        self.state.write_sampled(rows, sampled.token_ids)
+        if rows.drafts is None:
+            self.state.write_sampled(rows, sampled.token_ids)
         clock.mark()
         tokens = _to_host(sampled)
         logprobs = None if sampled.logprobs is None else sampled.logprobs.to_host()

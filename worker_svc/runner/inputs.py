@@ -9,7 +9,8 @@ from torch import Tensor
 from worker_svc.attention.batch import AttentionBatch, LastTokens
 from worker_svc.device.transfer import upload
 from worker_svc.protocol.step import IntColumn, Limits
-from worker_svc.runner.batch_state import BatchState, Rows
+from worker_svc.runner.batch_state import BatchState
+from worker_svc.runner.rows import Rows, places_in_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,7 @@ def build(state: BatchState, rows: Rows) -> ModelInputs:
         rows.slots,
         ends,
         cu_seqlens,
-        cu_seqlens[1:][rows.samples] - 1,
+        _sampling_tokens(rows, cu_seqlens),
         np.flatnonzero(rows.samples),
     )
     blocks = state.block_tables.view(-1).index_select(0, block_index)  # [T]
@@ -59,6 +60,7 @@ def build(state: BatchState, rows: Rows) -> ModelInputs:
         max_seqlen_q=int(num_scheduled.max()),
         max_context_len=max_context_len,
     )
+    has_last = is_cuda and not rows.is_decode and rows.drafts is None
     num_decodes = int((num_scheduled != 1).argmax())  # the leading rows
     if is_cuda and num_decodes:
         attention = replace(attention, parts=_split(attention, num_decodes))
@@ -67,7 +69,7 @@ def build(state: BatchState, rows: Rows) -> ModelInputs:
         positions=positions_,
         attention=attention,
         logit_rows=None if rows.is_decode else last,
-        last=None if rows.is_decode or not is_cuda else last_tokens(last, who, attention),
+        last=last_tokens(last, who, attention) if has_last else None,
     )
 
 
@@ -78,6 +80,15 @@ def _slots_and_positions(rows: Rows, cu_seqlens: IntColumn) -> tuple[IntColumn, 
     slots = np.repeat(rows.slots, rows.num_scheduled)
     offset = np.repeat(rows.num_computed - cu_seqlens[:-1], rows.num_scheduled)
     return slots, np.arange(cu_seqlens[-1]) + offset
+
+
+def _sampling_tokens(rows: Rows, cu_seqlens: IntColumn) -> IntColumn:
+    """The tokens [R] of a step whose logits are sampled from: each row's last, and its drafts."""
+    last = cu_seqlens[1:][rows.samples] - 1
+    if rows.drafts is None:
+        return last
+    num_drafted = rows.drafts.num_drafted[rows.samples]
+    return np.repeat(last - num_drafted, 1 + num_drafted) + places_in_rows(1 + num_drafted)
 
 
 def last_tokens(rows: Tensor, sequences: Tensor, batch: AttentionBatch) -> LastTokens:

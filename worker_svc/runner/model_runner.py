@@ -30,6 +30,7 @@ from worker_svc.protocol.step import (
     ROW_DEAD_END,
     ROW_NOT_FINITE,
     ROW_OK,
+    BadStep,
     ComputedStep,
     Limits,
     StepInput,
@@ -69,6 +70,7 @@ class ModelRunner(ABC):
     """A loaded model with its cache and its slots; complete once built."""
 
     is_asynchronous: bool  # whether a launched step may still run on the device
+    verifies_drafts: bool
 
     def __init__(
         self,
@@ -107,6 +109,8 @@ class ModelRunner(ABC):
         """Starts one step. Raises BadStep, or answers with an error, without a trace of it."""
         started = time.perf_counter()
         staged = self.state.stage(step)
+        if staged.rows.drafts is not None and not self.verifies_drafts:
+            raise BadStep("num_drafted", "this worker verifies no drafts")
         try:
             launched = self._launch(staged, queue_us, started)
         except Exception as error:  # whatever the device raises, the process and the state live on

@@ -28,9 +28,9 @@ from worker_svc.models.fused import FusedDecoder
 from worker_svc.models.fused_gemms import Hidden
 from worker_svc.parallel.vocab_part import VocabPart
 from worker_svc.protocol.step import Limits
-from worker_svc.runner.batch_state import Rows
 from worker_svc.runner.decode_graphs import size_for
 from worker_svc.runner.device_slots import SlotsOnDevice
+from worker_svc.runner.rows import Rows
 from worker_svc.runner.step_map import (
     ENTERING_WORDS,
     MAX_ENTERING,

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from worker_svc.protocol.step import IntColumn
-from worker_svc.runner.batch_state import Rows
+from worker_svc.runner.rows import Rows
 
 # Tokens of the largest graph. A step of more keeps the device busy for longer than it is launched.
 MOST_TOKENS = 4096

@@ -257,6 +257,7 @@ def to_description(description: Description) -> worker_pb2.WorkerDescription:
         max_granted_steps=codec.MAX_GRANTED_STEPS,
         has_state_hashes=True,
         prepares_grammars=True,
+        verifies_drafts=description.verifies_drafts,
         protocol_minor=STEP_MINOR,
         rehearsed_steps=[
             timing_pb2.RehearsedStep(num_tokens=num_tokens, seconds=seconds)

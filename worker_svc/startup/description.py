@@ -41,6 +41,7 @@ class Description:
     attention_timings: tuple[AttentionTiming, ...] = ()  # empty without a choice
     gemm_choices: Mapping[GemmShape, GemmChoice] = field(default_factory=dict)  # by shape
     num_host_blocks: int = 0
+    verifies_drafts: bool = False
     rank: int = 0
     world_size: int = 1
     all_reduce: str = ""  # implementation; empty without tensor parallelism

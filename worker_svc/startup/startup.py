@@ -179,6 +179,7 @@ def describe(model: LoadedModel, runner: ModelRunner, incarnation: int) -> Descr
         world_size=model.decoder.group.size,
         all_reduce=model.decoder.group.adds_up_by,
         num_host_blocks=limits.num_host_blocks,
+        verifies_drafts=runner.verifies_drafts,
     )
 
 

@@ -23,7 +23,7 @@ class Unfinished:
     plan: StepPlan | None = None  # whose result is being applied
     num_tokens: NDArray[np.int32] | None = None  # of its sampled slots, before
     ended: list[Sequence] = field(default_factory=list)
-    late: list[Sequence] = field(default_factory=list)  # got a token without a slot
+    late: list[Sequence] = field(default_factory=list)  # got a token without a slot; one entry each
 
     def undo(self, state: SchedulerState, live: dict[str, Sequence]) -> None:
         """Takes back tokens, reports and ends; those that ended are live again."""
@@ -35,11 +35,10 @@ class Unfinished:
             delivered = due.sequence.num_prompt_outputs_delivered
             due.sequence.num_prompt_outputs_delivered = min(delivered, due.begin)
         by_slot = dict(zip(plan.running.slots.tolist(), plan.running.sequences, strict=True))
-        late = set(self.late)
         for slot, num_tokens in zip(plan.sampled_slots.tolist(), before.tolist(), strict=True):
             sequence = by_slot[slot]
-            if sequence in late:
-                sequence.token_ids = sequence.token_ids[:-1]
+            if num_late := self.late.count(sequence):
+                sequence.token_ids = sequence.token_ids[:-num_late]
             elif sequence.slot == slot:
                 state.table.num_tokens[slot] = num_tokens
             elif sequence in self.ended:

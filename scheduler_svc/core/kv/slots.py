@@ -82,6 +82,8 @@ class SlotTable:
         self.last_step: NDArray[np.int64] = np.zeros(max_num_seqs, dtype=np.int64)
         # Slots of the few sequences that sample nothing or have prompt outputs due.
         self.prompt_output_slots: set[int] = set()
+        # Slots with drafts in a step in flight: the columns say the most that it may bring.
+        self.drafting_slots: set[int] = set()
         # Column i holds the i-th stop token of every slot; as many columns as needed.
         self.stop_ids: list[NDArray[np.int32]] = []
 
@@ -125,6 +127,19 @@ class SlotTable:
         hashes = sequence.block_hashes(self.block_size) if num_sealed else []
         self.last_hash[slot] = hashes[num_sealed - 1] if num_sealed else NO_PARENT
 
+    def settle(self, slot: int, token_ids: TokenIds) -> int:
+        """Appends the tokens that a step with drafts brought; returns where the last of them is.
+
+        The KV of drafts that did not come true is overwritten by the next step.
+        """
+        begin = int(self.num_tokens[slot])
+        end = begin + len(token_ids)
+        self.token_ids[slot, begin:end] = token_ids
+        self.num_tokens[slot] = self.num_planned[slot] = end
+        self.num_computed[slot] = end - 1
+        self.drafting_slots.discard(slot)
+        return end - 1
+
     def never_seal(self, slot: int) -> None:
         """Keeps a slot's blocks out of the prefix cache by counting all of them as sealed."""
         self.num_sealed[slot] = MAX_INT32 // self.block_size
@@ -147,6 +162,7 @@ class SlotTable:
         self.sequence[slot] = None
         self.is_live[slot] = False
         self.prompt_output_slots.discard(slot)
+        self.drafting_slots.discard(slot)
         return sequence
 
     def clear(self) -> None:
@@ -154,6 +170,7 @@ class SlotTable:
         self.sequence = [None] * len(self.sequence)
         self.is_live[:] = self.is_prefilling[:] = False
         self.prompt_output_slots.clear()
+        self.drafting_slots.clear()
 
     def facts(self, index: Index) -> Facts:
         """The constant columns of the sequences in these slots."""

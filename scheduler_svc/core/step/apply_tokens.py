@@ -39,6 +39,16 @@ class TokenUpdate:
     sampled_rows: Index | None  # row of the result per token; None: all rows, in order
     ends: list[End]
 
+    def add(self, sequence: Sequence, token_ids: TokenIds, first: int) -> None:
+        """Adds tokens of one sequence that begin at row `first` of the result."""
+        count, request = len(token_ids), sequence.request
+        rows = self.sampled_rows
+        assert rows is not None
+        self.clients = np.append(self.clients, [request.client] * count).astype(np.int32)
+        self.handles = np.append(self.handles, [request.handle] * count).astype(np.uint32)
+        self.token_ids = np.append(self.token_ids, token_ids)
+        self.sampled_rows = np.append(rows, np.arange(first, first + count, dtype=np.intp))
+
     def with_ends(
         self, finished: list[Finished], deliveries: list[PromptOutputDelivery]
     ) -> StepOutputs:
@@ -57,11 +67,18 @@ class TokenUpdates:
     def take(
         self, plan: StepPlan, result: StepResult, appended_late: list[Sequence]
     ) -> TokenUpdate:
-        """Appends the tokens of a step, one for each slot that sampled.
+        """Appends the tokens of a step, one for each slot that sampled, more if drafts came true.
 
-        Notes in `appended_late` the sequences that had no slot any more.
+        Notes in `appended_late` the sequences that had no slot any more, once for each token.
         """
-        table, token_ids, slots = self._state.table, result.token_ids, plan.sampled_slots
+        if plan.drafts:
+            return self._take_ranges(plan, result, appended_late)
+        return self._take_one_each(plan, plan.sampled_slots, result, appended_late)
+
+    def _take_one_each(
+        self, plan: StepPlan, slots: Slots, result: StepResult, appended_late: list[Sequence]
+    ) -> TokenUpdate:
+        table, token_ids = self._state.table, result.token_ids
         # While the running set is the plan's, no sequence has left.
         running = self._state.running if plan.running is self._state.running else None
         everyone = running if running is not None and slots is running.slots else None
@@ -97,6 +114,67 @@ class TokenUpdates:
             handles = np.append(handles, [r.handle for r in requests]).astype(np.uint32)
             token_ids = np.append(token_ids, late_ids)
         return TokenUpdate(clients, handles, token_ids, sampled_rows, ends)
+
+    def _take_ranges(
+        self, plan: StepPlan, result: StepResult, appended_late: list[Sequence]
+    ) -> TokenUpdate:
+        """Appends the tokens of a step in which some rows have drafts."""
+        slots = plan.sampled_slots
+        counts = result.num_sampled
+        if counts is None:
+            counts = np.ones(len(slots), dtype=np.int32)
+        firsts = np.cumsum(counts) - counts
+        has_drafts = np.isin(slots, list(plan.drafts))
+        plain = firsts[~has_drafts]
+        update = self._take_one_each(plan, slots[~has_drafts], _part(result, plain), appended_late)
+        if update.sampled_rows is None:
+            update.sampled_rows = np.arange(len(plain), dtype=np.intp)
+        update.sampled_rows = plain[update.sampled_rows].astype(np.intp)
+        for slot, first, count in zip(
+            slots[has_drafts].tolist(),
+            firsts[has_drafts].tolist(),
+            counts[has_drafts].tolist(),
+            strict=True,
+        ):
+            found = _part(result, np.arange(first, first + count))
+            self._take_range(update, slot, len(plan.drafts[slot]), first, found, appended_late)
+        return update
+
+    def _take_range(
+        self,
+        update: TokenUpdate,
+        slot: int,
+        num_drafted: int,
+        first: int,
+        found: StepResult,
+        appended_late: list[Sequence],
+    ) -> None:
+        """Appends what one row with drafts brought; its tokens begin at `first` of the result."""
+        state, table = self._state, self._state.table
+        sequence = table.sequence[slot] or state.departed.get(slot)
+        if sequence is None or sequence.status is Status.FINISHED:
+            return
+        known = int(table.num_tokens[slot]) if sequence.slot == slot else len(sequence.token_ids)
+        num_good = min(found.bad_rows, default=len(found.token_ids))
+        token_ids, end = _until_its_end(sequence, known, found.token_ids[:num_good])
+        with blaming(sequence.request.request_id):
+            if sequence.slot == slot:
+                last = table.settle(slot, token_ids)
+                if self._config.enable_prefix_caching:
+                    index = np.array([slot], dtype=np.intp)
+                    seal(table, state.pool.cache, index, np.array([last], dtype=np.int32))
+                if self._config.policy is Policy.FAIR:
+                    state.share.charge_output(sequence.request.tenant, len(token_ids))
+            else:
+                sequence.num_awaited -= 1 + num_drafted
+                for token_id in token_ids.tolist():
+                    state.waiting.append_token(sequence, token_id)
+                    appended_late.append(sequence)
+        if end is None and found.bad_rows:
+            state.forget(slot)
+            end = _failure(sequence, found.dead_ends.get(num_good))
+        update.add(sequence, token_ids, first)
+        update.ends += [] if end is None else [end]
 
     def begin_decoding(self, slots: Slots) -> None:
         """Ends the prefill phase of slots that sample their first token since admission."""
@@ -162,10 +240,7 @@ class TokenUpdates:
                 continue
             if is_bad[row]:
                 state.forget(slot)
-                if (problem := result.dead_ends.get(row)) is None:
-                    ends.append(End(sequence, FinishReason.ERROR, _NOT_FINITE))
-                else:
-                    ends.append(End(sequence, FinishReason.DEAD_END, problem))
+                ends.append(_failure(sequence, result.dead_ends.get(row)))
             else:
                 late.append((sequence, row))
         return is_good, late
@@ -186,3 +261,30 @@ class TokenUpdates:
             elif length >= sequence.max_len:
                 ends.append(End(sequence, FinishReason.LENGTH))
         return ends
+
+
+def _part(result: StepResult, rows: NDArray[np.integer]) -> StepResult:
+    """Some rows of a result, numbered anew."""
+    bad = [n for n, row in enumerate(rows.tolist()) if row in result.bad_rows]
+    dead_ends = {n: why for n in bad if (why := result.dead_ends.get(int(rows[n]))) is not None}
+    return StepResult(result.step_id, result.token_ids[rows], tuple(bad), (), dead_ends)
+
+
+def _until_its_end(
+    sequence: Sequence, num_known: int, token_ids: TokenIds
+) -> tuple[TokenIds, End | None]:
+    """The tokens up to the one that ends a sequence of so many tokens, and its end if one does."""
+    for count, token_id in enumerate(token_ids.tolist(), start=1):
+        length = num_known + count
+        if token_id in sequence.stop_ids and length >= sequence.min_len:
+            return token_ids[:count], End(sequence, FinishReason.STOP)
+        if length >= sequence.max_len:
+            return token_ids[:count], End(sequence, FinishReason.LENGTH)
+    return token_ids, None
+
+
+def _failure(sequence: Sequence, problem: str | None) -> End:
+    """The end of a sequence whose row has no token; `problem`: its own parameters left none."""
+    if problem is None:
+        return End(sequence, FinishReason.ERROR, _NOT_FINITE)
+    return End(sequence, FinishReason.DEAD_END, problem)

@@ -7,12 +7,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scheduler_svc.core.kv.slots import Index, Slots
+from scheduler_svc.core.request.request import TokenIds
 from scheduler_svc.core.request.sequence import Sequence
 from scheduler_svc.core.step.plan import (
     AdmissionHold,
     EnteringSequence,
     PromptOutputRange,
     StepPlan,
+    StepResult,
 )
 from scheduler_svc.core.step.prompt_outputs import plan_range
 
@@ -26,12 +28,25 @@ class Counters:
     prefix_query_tokens: int = 0
     prefix_hit_tokens: int = 0
     num_forks: int = 0
+    num_drafts: int = 0  # whose verification was answered
+    num_drafted_tokens: int = 0
+    num_accepted_tokens: int = 0  # of those drafted
     num_capped_steps: int = 0  # whose prompt tokens the caller's limit held back
 
     def planned(self, plan: StepPlan) -> None:
         """Counts a step that will not be taken back."""
         self.num_steps += 1
         self.num_prefill_tokens += plan.num_prefill_tokens
+
+    def answered(self, plan: StepPlan, result: StepResult) -> None:
+        """Counts a granted step, which cannot be taken back any more, and what came of drafts."""
+        if plan.grant_id is not None:
+            self.planned(plan)
+        if not plan.drafts:
+            return
+        self.num_drafts += len(plan.drafts)
+        self.num_drafted_tokens += sum(map(len, plan.drafts.values()))
+        self.num_accepted_tokens += len(result.token_ids) - len(plan.sampled_slots)
 
     def lost(self, plans: Iterable[StepPlan]) -> None:
         """Counts the steps in flight to a worker that is gone: granted ones are not taken back."""
@@ -61,6 +76,7 @@ class Draft:
     due_prompt_outputs: list[PromptOutputRange] = field(default_factory=list)
     prompt_ends: list[Sequence] = field(default_factory=list)
     read_slots: list[int] = field(default_factory=list)  # of shared or copied blocks
+    drafts: dict[int, TokenIds] = field(default_factory=dict)  # by slot, to be verified
     hold: AdmissionHold | None = None  # why waiting sequences were not admitted; None: none wait
 
     def add_prompt_outputs(self, sequence: Sequence, slot: int, end: int) -> None:

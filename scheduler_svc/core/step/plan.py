@@ -13,6 +13,10 @@ from scheduler_svc.core.request.request import FinishReason, Request, TokenIds
 from scheduler_svc.core.request.sequence import Sequence
 from scheduler_svc.core.request.timeline import Timeline
 
+# By slot: tokens that may follow its last known one. A slot without tokens here has asked for some.
+Drafts = Mapping[int, TokenIds]
+NO_DRAFTS: Drafts = {}
+
 
 class OutOfStep(Exception):
     """Raised when an answer does not fit the steps in flight."""
@@ -110,6 +114,7 @@ class StepPlan:
     due_prompt_outputs: list[PromptOutputRange] = field(default_factory=list)  # in batch order
     prompt_ends: list[Sequence] = field(default_factory=list)  # end with this step, unsampled
     num_prefill_tokens: int = 0  # tokens of prompts, and of output that is computed again
+    drafts: Drafts = field(default_factory=dict)  # that it verifies, part of num_scheduled
 
     @property
     def num_tokens(self) -> int:
@@ -135,12 +140,13 @@ class StepResult:
     """A worker's answer to one step."""
 
     step_id: int
-    token_ids: TokenIds  # one per sampled slot of the plan, in order
+    token_ids: TokenIds  # one per sampled slot of the plan, in order; more where drafts came true
     bad_rows: tuple[int, ...] = ()  # indices into token_ids that have no token
     prompt_outputs: tuple[ReceivedPromptOutput, ...] = ()  # one per range due
     # Bad row to reason, where a row's own parameters left no token; in other bad rows the logits
     # were not finite.
     dead_ends: Mapping[int, str] = field(default_factory=dict)
+    num_sampled: NDArray[np.int32] | None = None  # of token_ids, by sampled slot; None: one each
 
 
 @dataclass(frozen=True, slots=True)

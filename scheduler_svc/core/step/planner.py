@@ -20,7 +20,8 @@ from scheduler_svc.core.request.sequence import Sequence
 from scheduler_svc.core.step.admission import Admission
 from scheduler_svc.core.step.budget import StepBudget
 from scheduler_svc.core.step.draft import Counters, Draft
-from scheduler_svc.core.step.plan import AdmissionHold, Cause, StepPlan
+from scheduler_svc.core.step.plan import NO_DRAFTS, AdmissionHold, Cause, Drafts, StepPlan
+from scheduler_svc.core.step.speculation import Speculation
 from scheduler_svc.core.step.state import SchedulerState
 
 _HELD_BY_PREEMPTION = AdmissionHold(Cause.PREEMPTION)
@@ -38,6 +39,7 @@ class Planner:
         self.counters = Counters()
         self._budget = StepBudget(config)
         self._admission = Admission(config, state, self.counters)
+        self._speculation = Speculation(config, state)
 
     def reset(self) -> None:
         """Forgets the worker: the next plan is for one that holds no sequences."""
@@ -54,7 +56,7 @@ class Planner:
         """Id of the last step planned; 0 before the first."""
         return self._next_step_id - 1
 
-    def plan(self, most_prompt_tokens: int | None = None) -> StepPlan | None:
+    def plan(self, most_prompt_tokens: int | None, drafts: Drafts) -> StepPlan | None:
         """Plans the next step; None when there is nothing to compute now."""
         self._budget.limit_prompts(most_prompt_tokens)
         self._admission.make_way()
@@ -63,7 +65,7 @@ class Planner:
         if self._state.suspects and (draft := self._draft_suspect()) is not None:
             return self._commit(draft)
         num_preemptions = self._state.num_preemptions
-        draft = self._draft_running()
+        draft = self._draft_running(drafts)
         if self._state.num_preemptions == num_preemptions:
             self._admission.draft_waiting(draft)
         else:
@@ -87,7 +89,7 @@ class Planner:
         """
         state = self._state
         table, running = state.table, state.running
-        is_busy = state.waiting.num_admissible or state.suspects
+        is_busy = state.waiting.num_admissible or state.suspects or table.drafting_slots
         if is_busy or self._reset or table.prompt_output_slots:
             return ()
         index, slots = running.index, running.slots
@@ -177,7 +179,7 @@ class Planner:
         index = np.array([slot], dtype=np.intp)
         computed, planned = table.num_computed[index], table.num_planned[index]
         chunks = planned - computed
-        if planned[0] >= table.max_len[slot] or not chunks[0]:
+        if planned[0] >= table.max_len[slot] or not chunks[0] or slot in table.drafting_slots:
             return None
         self._budget.share(chunks)
         draft = Draft(self._next_step_id, index.astype(np.int32), index, computed, planned)
@@ -192,7 +194,7 @@ class Planner:
 
     # --- the running -----------------------------------------------------------------------------
 
-    def _draft_running(self) -> Draft:
+    def _draft_running(self, drafts: Drafts) -> Draft:
         table, running = self._state.table, self._state.running
         index = running.index
         computed, planned = table.num_computed[index], table.num_planned[index]
@@ -201,10 +203,14 @@ class Planner:
         is_last = planned >= running.facts(table).max_len  # the last token is in flight
         if np.count_nonzero(is_last):
             chunks[is_last] = 0
+        if drafts or table.drafting_slots:
+            self._speculation.hold(draft, chunks, drafts)
         is_decode_step = (
             np.count_nonzero(chunks == 1) == len(chunks) and not table.prompt_output_slots
         )
         budget = self._budget.beside(len(index)) if is_decode_step else self._budget.share(chunks)
+        if drafts and self._speculation.add(draft, chunks, drafts, budget):
+            is_decode_step = False
         if not is_decode_step:
             shortage = computed + chunks - table.capacity[index]
             rows = (shortage > 0).nonzero()[0]
@@ -324,6 +330,7 @@ class Planner:
             due_prompt_outputs=draft.due_prompt_outputs,
             prompt_ends=draft.prompt_ends,
             num_prefill_tokens=num_prefill_tokens,
+            drafts=draft.drafts or NO_DRAFTS,
         )
         state.freed_slots, state.preempted = [], []
         self._next_step_id = step_id + draft.num_steps
@@ -356,10 +363,10 @@ class Planner:
             return draft.slots
         after = draft.computed + chunks
         table.num_computed[index] = after
-        samples = after == draft.planned
+        samples = after >= draft.planned
         if table.prompt_output_slots:
             self._plan_prompt_outputs(draft, after, samples)
-        table.num_planned[index[samples]] += 1
+        table.num_planned[index[samples]] = after[samples] + 1
         if self._config.enable_prefix_caching:
             # A step that reads these prompt blocks runs no earlier, so they can be shared from now
             # on.

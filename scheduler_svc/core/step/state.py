@@ -235,6 +235,8 @@ class SchedulerState:
         """
         slot, table = sequence.slot, self.table
         assert slot is not None
+        if slot in table.drafting_slots:
+            return False  # how much of its KV will be valid is not known
         num_computed, num_null = int(table.num_computed[slot]), int(table.num_null[slot])
         num_blocks = -(-num_computed // self.config.block_size) - num_null
         host_blocks = self.host.put(sequence, num_blocks, num_computed, num_null)

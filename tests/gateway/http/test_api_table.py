@@ -41,6 +41,7 @@ ROUTES_OF = {
     RERANK: (RERANK,),
     SCORE: (SCORE,),
     "Turns of `messages": (TURNS,),
+    "Beam search": (),  # words, without a table
 }
 TURN = {"role": "user", "content": "Hello"}
 BASE: dict[str, dict[str, Any]] = {

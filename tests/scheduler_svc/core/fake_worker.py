@@ -81,20 +81,27 @@ class FakeWorker:
         self.last_step_id = plan.step_id
         self._apply_changes(plan)
         rows, counts = self._rows(plan)
+        for slot, drafted in plan.drafts.items():
+            self._take_drafts(slot, drafted.tolist())
         self._write(rows, counts)
-        sampled, prompt_outputs = [], []
+        sampled, token_ids, num_sampled, prompt_outputs = [], [], [], []
         for row, count in zip(rows, counts, strict=True):
             self._read(row, count)
             prompt_outputs += self._compute_prompt_outputs(row, count)
-            if self._advance(row, count):
+            found = self._advance(row, count, len(plan.drafts.get(row, ())))
+            if found:
                 sampled.append(row)
+                token_ids += found
+                num_sampled.append(len(found))
         assert plan.sampled_slots.tolist() == sampled
-        token_ids = [self.slots[row].token_ids[-1] for row in sampled]
         tokens = np.array(token_ids, dtype=np.int32)
         self.received_for[plan.step_id] = [
             self.slots[prompt_output.slot].request for prompt_output in prompt_outputs
         ]
-        return StepResult(plan.step_id, tokens, prompt_outputs=tuple(prompt_outputs))
+        ranges = np.array(num_sampled, dtype=np.int32) if plan.drafts else None
+        return StepResult(
+            plan.step_id, tokens, prompt_outputs=tuple(prompt_outputs), num_sampled=ranges
+        )
 
     def _apply_changes(self, plan: StepPlan) -> None:
         for slot in plan.freed_slots:
@@ -228,13 +235,31 @@ class FakeWorker:
             return []
         return [ReceivedPromptOutput(row, begin, end)]
 
-    def _advance(self, row: int, count: int) -> bool:
-        """Whether the row has reached its last token and samples."""
+    def _take_drafts(self, row: int, drafted: list[int]) -> None:
+        """Adds drafts to a row's tokens, as if they were known, until it has advanced."""
         slot = self.slots[row]
-        slot.num_computed += count
-        assert slot.num_computed <= len(slot.token_ids), "a row computes an unknown token"
-        if slot.num_computed < len(slot.token_ids) or slot.request.max_tokens == 0:
-            return False
-        position = len(slot.token_ids)
-        slot.token_ids.append(sampled_token(slot.request.request_id, position, self.vocab_size))
-        return True
+        assert drafted and slot.num_computed == len(slot.token_ids) - 1, "it does not decode"
+        slot.content(len(slot.token_ids) - 1)
+        slot.token_ids += drafted
+
+    def _advance(self, row: int, count: int, num_drafted: int) -> list[int]:
+        """The tokens that the row samples, if it has reached its last one."""
+        slot = self.slots[row]
+        assert slot.num_computed + count <= len(slot.token_ids), "a row computes an unknown token"
+        if num_drafted:
+            assert slot.num_computed + count == len(slot.token_ids), "a draft is not computed"
+        position = len(slot.token_ids) - num_drafted
+        slot.num_computed = min(slot.num_computed + count, position)
+        if slot.num_computed < position or slot.request.max_tokens == 0:
+            return []
+        drafted, slot.token_ids[position:] = slot.token_ids[position:], []
+        del slot.contents[position:]
+        found: list[int] = []
+        while True:
+            name, at = slot.request.request_id, position + len(found)
+            found.append(sampled_token(name, at, self.vocab_size))
+            if drafted[len(found) - 1 :][:1] != found[-1:]:
+                break
+        slot.token_ids += found
+        slot.num_computed += len(found) - 1
+        return found

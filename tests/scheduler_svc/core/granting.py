@@ -3,7 +3,8 @@
 import random
 from collections import deque
 
-from scheduler_svc.core import Cut, SchedulerConfig, StepPlan
+from scheduler_svc.core import Cut, Drafts, SchedulerConfig, StepPlan
+from scheduler_svc.core.step.plan import NO_DRAFTS
 from tests.scheduler_svc.core.simulation import Simulation, check_limit
 
 
@@ -30,9 +31,11 @@ class Granting(Simulation):
         """Computes one granted step."""
         self.results.append(self.worker.execute(self.not_begun.popleft()))
 
-    def schedule(self, most_prompt_tokens: int | None = None) -> StepPlan | None:
+    def schedule(
+        self, most_prompt_tokens: int | None = None, drafts: Drafts = NO_DRAFTS
+    ) -> StepPlan | None:
         in_flight = list(self.scheduler._in_flight)
-        plan = self.scheduler.schedule(most_prompt_tokens)
+        plan = self.scheduler.schedule(most_prompt_tokens, drafts)
         if plan is not None:
             check_limit(plan, most_prompt_tokens)
             self._check_plan(plan, in_flight)

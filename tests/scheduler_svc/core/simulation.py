@@ -9,7 +9,10 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import replace
 
+import numpy as np
+
 from scheduler_svc.core import (
+    Drafts,
     Finished,
     FinishReason,
     Request,
@@ -20,6 +23,7 @@ from scheduler_svc.core import (
     StepResult,
 )
 from scheduler_svc.core.invariants import check_invariants
+from scheduler_svc.core.step.plan import NO_DRAFTS
 from tests.scheduler_svc.core.fake_worker import FakeWorker, sampled_token
 from tests.scheduler_svc.core.transitions import CacheTruth, FreeQueueWatch
 
@@ -60,10 +64,12 @@ class Simulation:
         self.check()
         return sequence
 
-    def schedule(self, most_prompt_tokens: int | None = None) -> StepPlan | None:
+    def schedule(
+        self, most_prompt_tokens: int | None = None, drafts: Drafts = NO_DRAFTS
+    ) -> StepPlan | None:
         """Plans a step and executes it; its result is kept in `results`."""
         in_flight = list(self.scheduler._in_flight)
-        plan = self.scheduler.schedule(most_prompt_tokens)
+        plan = self.scheduler.schedule(most_prompt_tokens, drafts)
         if plan is not None:
             check_limit(plan, most_prompt_tokens)
             self._check_plan(plan, in_flight)
@@ -214,7 +220,8 @@ class Simulation:
         assert plan.num_free_blocks == self.scheduler.internal_state.pool.num_free
         threshold = self.config.long_prefill_token_threshold
         if threshold and plan.num_scheduled is not None:
-            assert plan.num_scheduled.max() <= threshold
+            is_prompt = ~np.isin(plan.slots, list(plan.drafts))
+            assert plan.num_scheduled[is_prompt].max(initial=0) <= threshold
         touched = {slot for older in in_flight for slot in older.slots.tolist()}
         for new in plan.new_sequences:
             assert new.slot not in touched, "a slot was handed out under a step in flight"

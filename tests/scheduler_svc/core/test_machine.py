@@ -26,6 +26,7 @@ from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.step.apply_tokens import TokenUpdates
 from scheduler_svc.core.step.planner import Planner
 from scheduler_svc.core.step.reuse import Reuse
+from scheduler_svc.core.step.speculation import Speculation
 from scheduler_svc.core.step.start import Start
 from scheduler_svc.core.step.state import SchedulerState
 from tests.scheduler_svc.core.draws import HypothesisDraw
@@ -188,6 +189,22 @@ def _leave_a_trace_of_a_refused_result(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Scheduler, "update", partial)
 
 
+def _count_refused_drafts_as_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    settle = SlotTable.settle
+
+    def settle_at_the_most(self: SlotTable, slot: int, token_ids: Any) -> int:
+        most = int(self.num_computed[slot])
+        last = settle(self, slot, token_ids)
+        self.num_computed[slot] = most
+        return last
+
+    monkeypatch.setattr(SlotTable, "settle", settle_at_the_most)
+
+
+def _plan_on_before_a_range_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Speculation, "hold", lambda self, draft, chunks, drafts: None)
+
+
 def _take_back_no_counters(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Planner, "take_back", lambda self, plans, last_step_id: None)
 
@@ -208,6 +225,8 @@ def _take_back_no_counters(monkeypatch: pytest.MonkeyPatch) -> None:
         _lose_the_fenced_count,
         _leave_a_trace_of_a_refused_result,
         _take_back_no_counters,
+        _count_refused_drafts_as_computed,
+        _plan_on_before_a_range_is_known,
     ],
 )
 def test_a_planted_bug_is_found(

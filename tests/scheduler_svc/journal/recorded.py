@@ -14,11 +14,17 @@ from scheduler_svc.journal.mask import Mask
 from scheduler_svc.journal.recorder import Recorder, RecordingLimits
 from scheduler_svc.journal.recording import FORMAT_VERSION, core_sha256
 from scheduler_svc.sampling import Sampling
-from tests.scheduler_svc.core import rules_of_clients, rules_of_grammars, rules_of_workers
+from tests.scheduler_svc.core import (
+    rules_of_clients,
+    rules_of_drafts,
+    rules_of_grammars,
+    rules_of_workers,
+)
 from tests.scheduler_svc.core.draws import SeededDraw
 from tests.scheduler_svc.core.world import RULES, World, draw_config
 
-assert rules_of_clients and rules_of_grammars and rules_of_workers  # imported to register the rules
+# Imported to register the rules.
+assert rules_of_clients and rules_of_drafts and rules_of_grammars and rules_of_workers
 KEY = bytes(range(16))
 MIB = 1 << 20
 

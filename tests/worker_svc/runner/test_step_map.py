@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from worker_svc.runner.batch_state import Rows
+from worker_svc.runner.rows import Rows
 from worker_svc.runner.step_map import (
     ENTERING_WORDS,
     MAX_ENTERING,

@@ -1,0 +1,64 @@
+"""Rows that verify drafts: they advance by a range, so each awaits its last step before the next.
+
+The drafts come from outside: what they are changes how soon a token is known, never which it is.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scheduler_svc.core.request.config import SchedulerConfig
+from scheduler_svc.core.request.request import TokenIds
+from scheduler_svc.core.step.draft import Draft
+from scheduler_svc.core.step.plan import Drafts
+from scheduler_svc.core.step.state import SchedulerState
+
+
+class Speculation:
+    """Adds drafts to the rows of a step under construction."""
+
+    def __init__(self, config: SchedulerConfig, state: SchedulerState) -> None:
+        self._config = config
+        self._state = state
+
+    def hold(self, draft: Draft, chunks: NDArray[np.int32], drafts: Drafts) -> None:
+        """Leaves out the rows [rows] whose next token is not known yet and will be drafted from."""
+        table = self._state.table
+        is_held = np.isin(draft.index, [*drafts, *table.drafting_slots])
+        chunks[is_held & (draft.planned > table.num_tokens[draft.index])] = 0
+
+    def add(self, draft: Draft, chunks: NDArray[np.int32], drafts: Drafts, budget: int) -> bool:
+        """Adds drafts to the chunks of rows that decode, as far as there is room; False: to none.
+
+        Drafts come last: they take neither budget from a prompt already begun nor a block from
+        another sequence.
+        """
+        left = budget - int(chunks.sum())
+        fitting: dict[int, TokenIds] = {}
+        table, index = self._state.table, draft.index
+        for row in np.flatnonzero(np.isin(index, list(drafts)) & (chunks == 1)).tolist():
+            slot = int(index[row])
+            if table.is_prefilling[slot]:
+                continue
+            # One more token is sampled than there are drafts.
+            room = int(table.max_len[slot] - table.num_tokens[slot]) - 1
+            token_ids = drafts[slot][: min(room, left)]
+            if len(token_ids):
+                fitting[row] = token_ids
+                left -= len(token_ids)
+        if not fitting:
+            return False
+        rows = np.array(list(fitting), dtype=np.intp)
+        longer = chunks.copy()
+        longer[rows] += [len(token_ids) for token_ids in fitting.values()]
+        if not self._has_blocks(draft, longer):
+            return False
+        chunks[:] = longer
+        draft.drafts = {int(index[row]): token_ids for row, token_ids in fitting.items()}
+        table.drafting_slots.update(draft.drafts)
+        return True
+
+    def _has_blocks(self, draft: Draft, chunks: NDArray[np.int32]) -> bool:
+        """Whether the step's rows [rows] need no more blocks than are free."""
+        shortage = draft.computed + chunks - self._state.table.capacity[draft.index]
+        needs = -(-np.maximum(shortage, 0) // self._config.block_size)
+        return int(needs.sum()) <= self._state.pool.num_free

@@ -1,0 +1,1 @@
+"""Drafts for running requests, without a second model: from each request's own tokens."""

@@ -1,0 +1,106 @@
+"""Proposes drafts for the running requests of one core, and learns which come true.
+
+What a request's tokens predict is compared with what came, whether it was drafted or not. So a
+request whose tokens are not foreseen is planned as if there were no speculation, and drafts begin
+once its predictions come true. Whether they do changes when tokens come, never which.
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from scheduler_svc.core import Drafts, Scheduler, Sequence, StepPlan
+from scheduler_svc.core.request.request import TokenIds
+from scheduler_svc.core.step.plan import NO_DRAFTS
+from scheduler_svc.speculation.lookup import look_up
+from scheduler_svc.speculation.options import SpeculationOptions
+from scheduler_svc.speculation.pay import Batch, StepCosts, best_length
+
+_AT_FIRST = 0.5  # the probability that a prediction comes true, before any was seen
+_FADE = 0.85  # of it, with each new prediction
+_LEAST = 0.3  # below it a request is only watched, whatever a step costs
+
+
+def _nothing() -> TokenIds:
+    return np.zeros(0, dtype=np.int32)
+
+
+@dataclass(slots=True)
+class _Course:
+    """How well one request's tokens predict the next ones."""
+
+    num_seen: int  # tokens
+    probability: float = _AT_FIRST
+    predicted: TokenIds = field(default_factory=_nothing)  # after those seen
+    is_fresh: bool = False  # looked up after all the tokens seen
+
+    def compare(self, came: TokenIds) -> None:
+        """Takes note of tokens that came after those seen."""
+        self.num_seen += len(came)
+        self.is_fresh = False
+        for token_id in came.tolist():
+            if not len(self.predicted):
+                return
+            came_true = bool(self.predicted[0] == token_id)
+            self.probability = _FADE * self.probability + (1 - _FADE) * came_true
+            self.predicted = self.predicted[1:] if came_true else self.predicted[:0]
+
+
+class Drafter:
+    """The drafts of one core; belongs to the event loop's thread."""
+
+    def __init__(self, options: SpeculationOptions, core: Scheduler) -> None:
+        self._options = options
+        self._core = core
+        self._courses: dict[Sequence, _Course] = {}
+        self._costs = StepCosts()
+
+    def stepped(self, plan: StepPlan, duration_s: float) -> None:
+        """Takes note of what a step took."""
+        if not plan.num_prefill_tokens and not plan.reset and plan.num_tokens:
+            self._costs.observe(plan.num_tokens, duration_s)
+
+    def propose(self) -> Drafts:
+        """Drafts by slot, for the rows whose drafts pay; none for all others."""
+        running, limit = self._core.view.running, self._options.disable_by_batch_size
+        if not running or (limit and len(running) >= limit):
+            return NO_DRAFTS
+        courses = {s: self._courses.get(s) or _Course(self._num_known(s)) for s in running}
+        self._courses = courses
+        drafting = {s: course for s, course in courses.items() if self._predicts(s, course)}
+        if not drafting:
+            return NO_DRAFTS
+        mean = sum(course.probability for course in drafting.values()) / len(drafting)
+        batch = Batch(len(running), len(drafting), mean)
+        length = best_length(batch, self._options.num_speculative_tokens, self._costs)
+        if not length:
+            return NO_DRAFTS
+        drafts = {}
+        for sequence, course in drafting.items():
+            assert sequence.slot is not None
+            drafts[sequence.slot] = self._refreshed(sequence, course)[:length]
+        return drafts
+
+    def _predicts(self, sequence: Sequence, course: _Course) -> bool:
+        """Whether a request's tokens predict the next ones, and have done so well enough."""
+        if sequence.request.has_grammar:  # its masks follow its tokens, one by one
+            return False
+        assert sequence.slot is not None
+        num_known = self._num_known(sequence)
+        if num_known > course.num_seen:
+            came = self._core.view.token_ids[sequence.slot, course.num_seen : num_known]
+            course.compare(came)
+        if not len(course.predicted):
+            self._refreshed(sequence, course)
+        return bool(len(course.predicted)) and course.probability >= _LEAST
+
+    def _refreshed(self, sequence: Sequence, course: _Course) -> TokenIds:
+        """What the tokens of a request predict now, looked up once for the same tokens."""
+        if not course.is_fresh:
+            known = self._core.view.token_ids[sequence.slot, : course.num_seen]
+            course.predicted = look_up(known, self._options)
+            course.is_fresh = True
+        return course.predicted
+
+    def _num_known(self, sequence: Sequence) -> int:
+        return self._core.view.num_tokens(sequence)
