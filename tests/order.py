@@ -8,6 +8,9 @@ import pytest
 TESTS = Path(__file__).parent
 PRODUCTS = ("tiny_product", "product")  # fixtures that start services; a file is with the first
 
+# One makes and removes network interfaces, at which a browser gives up its connections.
+NETWORK = ("deploy/cluster", "e2e/page")
+
 # Folders by what their tests cost. What is in none of them costs as much as the middle.
 FOLDERS = (
     ("wire", "protos", "simulator", "scheduler_svc/core"),
@@ -46,7 +49,9 @@ def rank(item: pytest.Item) -> tuple[int, bool]:
 
 @cache
 def product_of(path: Path) -> str:
-    """The product that the tests of a file share with others; empty if they share none."""
+    """What the tests of a file share with others, a product or the network; empty if nothing."""
+    if str(path.parent.relative_to(TESTS)) in NETWORK:
+        return "network"
     source = path.read_text() if path.is_relative_to(TESTS / "e2e") else ""
     return next((name for name in PRODUCTS if f"{name}: Product" in source), "")
 
