@@ -46,7 +46,7 @@ NAME = re.compile(r"`((?:pagewire|vllm|grpc|process)[_:][a-z0-9_]+)`")
 ONLY_BY_OPTION = {
     f"pagewire_scheduler_tenant_{what}_total"
     for what in ("requests", "prompt_tokens", "output_tokens")
-}
+} | {f"vllm:spec_decode_num_{what}_total" for what in ("drafts", "draft_tokens", "accepted_tokens")}
 
 
 @pytest.fixture(scope="module")

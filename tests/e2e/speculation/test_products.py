@@ -11,6 +11,7 @@ import pytest
 
 import pagewire
 from tests.e2e.conftest import Product
+from tests.e2e.metrics.metrics_load import read_metrics, urls_of
 from tests.pace import patience
 
 SMALL = ("--threads", "1", "--max-model-len", "768", "--num-kv-blocks", "60")
@@ -125,6 +126,9 @@ def test_what_repeats_is_drafted_and_comes_true(
         client.generate(REPEATING, params)
     num_drafted, num_accepted = _counts(drafting)
     assert 0 < num_accepted <= num_drafted
+    told = read_metrics(urls_of(drafting)["scheduler"])
+    for name, count in (("draft_tokens", num_drafted), ("accepted_tokens", num_accepted)):
+        assert f'vllm:spec_decode_num_{name}_total{{model_name="tiny"}} {count:.1f}\n' in told
 
 
 def test_drafts_change_no_token_among_others_and_when_the_worker_dies(
