@@ -16,9 +16,9 @@ from scheduler_svc.speculation.lookup import look_up
 from scheduler_svc.speculation.options import SpeculationOptions
 from scheduler_svc.speculation.pay import Batch, StepCosts, best_length
 
-_AT_FIRST = 0.5  # the probability that a prediction comes true, before any was seen
+_AT_FIRST = 0.45  # the probability that a prediction comes true, before any was seen
 _FADE = 0.85  # of it, with each new prediction
-_LEAST = 0.3  # below it a request is only watched, whatever a step costs
+_LEAST = 0.4  # below it a request is only watched, whatever a step costs
 
 
 def _nothing() -> TokenIds:
