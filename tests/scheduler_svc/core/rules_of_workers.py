@@ -1,6 +1,7 @@
 """Rules for shell and worker: steps, valid and invalid results, losses and replacements."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
@@ -93,8 +94,8 @@ def refuse_a_result_of_another_length(world: World, draw: Draw) -> None:
     more = np.array([1], dtype=np.int32)
     _refuse(
         world,
-        lambda r: StepResult(
-            r.step_id, r.token_ids[:-1] if shorter else np.append(r.token_ids, more)
+        lambda r: replace(
+            r, token_ids=r.token_ids[:-1] if shorter else np.append(r.token_ids, more)
         ),
     )
 
@@ -103,7 +104,7 @@ def refuse_a_result_of_another_length(world: World, draw: Draw) -> None:
 def refuse_a_bad_row_that_does_not_exist(world: World, draw: Draw) -> None:
     row = draw.pick([-1, 0, 7])
     beyond = len(world.results[0].token_ids) + row if row >= 0 else row
-    _refuse(world, lambda r: StepResult(r.step_id, r.token_ids, (beyond,)))
+    _refuse(world, lambda r: replace(r, bad_rows=(beyond,)))
 
 
 @rule(weight=0.2, when=lambda world: not world.scheduler.num_in_flight)
