@@ -16,6 +16,9 @@ DTYPE    ?= auto
 DEVICE   ?= auto
 OPTIONS  ?=
 
+# Containers often set it, and then every process compiles all that it imports: 3 s for torch.
+unexport PYTHONDONTWRITEBYTECODE
+
 # Of pip, only errors. What is imported is compiled at its first import, a fifth of what is installed.
 PIP       = $(BIN)/python -m pip install -qq --disable-pip-version-check --no-compile --progress-bar off
 pinned    = $$(sed -n 's/^$(1)==//p' constraints.txt)
