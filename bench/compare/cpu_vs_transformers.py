@@ -7,8 +7,10 @@ With --isa (avx512, avx2) both sides are held to that instruction set: pagewire 
 transformers by the variables of torch, oneDNN and MKL, in a process of its own, since they are read
 when torch is loaded.
 
-Both sides get the same prompts of random ids, use all cores, choose greedily and never stop early;
-transformers computes in float32, pagewire in the machine's fastest type unless --dtype is
+Both sides get the same prompts of random ids, use all cores, choose greedily and never stop early.
+pagewire serves the default model as `pagewire up` does, from its GGUF file, and multiplies the
+integers; transformers gets the same weights as a folder of float numbers. --model is a folder that
+both get. transformers computes in float32, pagewire in the machine's fastest type unless --dtype is
 given. Every run has its own prompts, so no prefix is cached. transformers answers one request
 at a time; pagewire is asked for one stream and then for many at once. Only one side
 runs at a time. Prints a table, then a JSON line for each of its rows.
@@ -291,7 +293,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         served = (
             contextlib.nullcontext(options.target)
             if options.target
-            else services.running(model_folder, worker_options)
+            else services.running(options.model or folder.ensure_file(), worker_options)
         )
         with served as address:
             for count in options.streams:
