@@ -310,7 +310,7 @@ REFUSED: list[tuple[str, str, dict[str, Any]]] = [
     ("messages[0].audio", "not supported", {"messages": [USER | {"audio": {"id": "a"}}]}),
     (
         "messages",
-        "maximum context length is 4096 tokens",
+        "prompt is too long: 10016 tokens, but this model's maximum context length is 4096 tokens",
         {"messages": [USER | {"content": "é " * 9999}]},
     ),
 ]
