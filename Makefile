@@ -85,10 +85,12 @@ lint: $(READY) proto-check  ## ruff, mypy, import contracts, buf, Markdown
 	$(BIN)/buf format --diff --exit-code
 	$(BIN)/pymarkdown --strict-config scan --recurse README.md CONTRIBUTING.md CHANGELOG.md docs deploy/k8s/chart/README.md
 
-$(CLIENTS): tests/clients/requirements.txt
+$(CLIENTS): tests/clients/requirements.txt constraints.txt
 	@test -x .venv-clients/bin/python || $(PYTHON) -m venv .venv-clients
 	@$(call stage,the clients of tests/clients,.venv-clients/bin/python -m pip install -qq \
 	  --disable-pip-version-check --no-deps -r tests/clients/requirements.txt)
+	@$(call stage,torch: GuideLLM imports it,.venv-clients/bin/python -m pip install -qq \
+	  --disable-pip-version-check -c tests/clients/requirements.txt torch==$(call pinned,torch))
 	@touch $@
 
 test-clients: $(READY) $(CLIENTS)  ## client libraries against a live tiny product, in an environment of their own

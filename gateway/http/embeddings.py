@@ -44,6 +44,7 @@ class EmbeddingBody(Body):
     cache_salt: str | None = None
     priority: int | None = None
     truncate_prompt_tokens: int | None = None
+    truncation_side: Literal["left", "right"] | None = None
     user: str | None = None
     request_id: str | None = None
 
@@ -57,7 +58,7 @@ class EmbeddingBody(Body):
                 model=self.model,
                 reuse=PrefixReuse(self.cache_salt or ""),
                 pooling=PromptPooling(self.pooling),
-                truncation=to_truncation(self.truncate_prompt_tokens),
+                truncation=to_truncation(self.truncate_prompt_tokens, self.truncation_side),
             )
             for index, prompt in enumerate(self.input)
         ]

@@ -44,47 +44,73 @@ _BOTH: dict[str, tuple[Any, ...]] = {
     "detokenize": (True,),
 }
 
-CHAT: dict[str, tuple[Any, ...]] = _BOTH | {
-    "functions": ([],),
-    "function_call": ("none",),
-    "modalities": (["text"],),
-    "audio": (),
-    "verbosity": ("medium",),
-    "web_search_options": (),
-    "moderation": (),
-    "store": (False,),
+# vLLM's, for the chat template or for media: the model's own template is used, on text.
+_RENDERING: dict[str, tuple[Any, ...]] = {
     "chat_template": (),
-    "mm_processor_kwargs": ({},),
     "media_io_kwargs": ({},),
-    "return_prompt_text": (False,),
+    "mm_processor_kwargs": ({},),
 }
+
+CHAT: dict[str, tuple[Any, ...]] = (
+    _BOTH
+    | _RENDERING
+    | {
+        "functions": ([],),
+        "function_call": ("none",),
+        "modalities": (["text"],),
+        "audio": (),
+        "verbosity": ("medium",),
+        "web_search_options": (),
+        "moderation": (),
+        "store": (False,),
+        "return_prompt_text": (False,),
+    }
+)
 
 COMPLETION: dict[str, tuple[Any, ...]] = _BOTH | {
     "suffix": ("",),
     "thinking_token_budget": (-1,),
 }
 
-EMBEDDING: dict[str, tuple[Any, ...]] = {
+EMBEDDING: dict[str, tuple[Any, ...]] = _RENDERING | {
+    "messages": (),
+    "add_generation_prompt": (False,),
+    "continue_final_message": (False,),
+    "chat_template_kwargs": ({},),
     "dimensions": (),
     "embed_dtype": ("float32",),
     "endianness": ("native", "little"),
+    "use_activation": (True,),
 }
 
-RERANK: dict[str, tuple[Any, ...]] = {
-    "max_chunks_per_doc": (),
+SCORE: dict[str, tuple[Any, ...]] = _RENDERING | {
     "max_tokens_per_doc": (),
-    "rank_fields": (),
+    "max_tokens_per_query": (),
     "truncate_prompt_tokens": (),
+    "truncation_side": ("left", "right"),
+    "use_activation": (True,),
+    "chat_template_kwargs": ({},),
 }
 
-SCORE: dict[str, tuple[Any, ...]] = {"truncate_prompt_tokens": ()}
+RERANK: dict[str, tuple[Any, ...]] = SCORE | {"max_chunks_per_doc": (), "rank_fields": ()}
+
+TOKENIZE = _RENDERING | {"return_token_strs": (False,)}
 
 STRUCTURED_OUTPUTS: dict[str, tuple[Any, ...]] = {
     "disable_additional_properties": (False,),
 }
 
 RESPONSE: dict[str, tuple[Any, ...]] = {
+    "media_io_kwargs": ({},),
+    "mm_processor_kwargs": ({},),
+    "vllm_xargs": ({},),
+    "kv_transfer_params": ({},),
+    "ec_transfer_params": ({},),
+    "enable_response_messages": (False,),
+    "previous_input_messages": (),
+    "watermarking": (False,),
     "background": (False,),
+    "background_options": ({}, {"completion_window": "soonest"}),
     "context_management": ([],),
     "conversation": (),
     "max_tool_calls": (),

@@ -20,9 +20,18 @@ from gateway.errors import invalid, unsupported
 from gateway.generation import GenerationRequest, SamplingParams, check_range
 from gateway.http import fields
 from gateway.http.messages import Strict, TextPart, check_tools, parse_choice
-from gateway.http.schema import RANDOM_SEED, Body, StreamOptions, Texts, to_limit
-from gateway.http.structured import FORMATS
+from gateway.http.schema import (
+    RANDOM_SEED,
+    Biases,
+    Body,
+    StreamOptions,
+    Texts,
+    to_limit,
+    to_reuse,
+)
+from gateway.http.structured import FORMATS, StructuredOutputs, the_one_of
 from gateway.structure.structure import ANY_OBJECT, JsonSchema, Structure
+from gateway.structure.tags import Asked
 from wire.requests.numbers import UINT32_MAX
 
 
@@ -217,6 +226,17 @@ class ResponseBody(Body):
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
     stop: Texts | None = None
+    stop_token_ids: list[int] | None = None
+    min_tokens: int | None = None
+    ignore_eos: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    logit_bias: Biases | None = None
+    structured_outputs: StructuredOutputs | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    cache_salt: str | None = None
+    skip_prefix_cache: bool | None = None
+    request_id: str | None = None
     tools: Annotated[list[FunctionTool], BeforeValidator(check_tools)] | None = None
     tool_choice: (
         Annotated[ToolChoice, PlainValidator(parse_choice), WithJsonSchema(_CHOICE_SCHEMA)] | None
@@ -239,9 +259,30 @@ class ResponseBody(Body):
         choice = self.tool_choice or ToolChoice()
         if choice.mode is ToolMode.REQUIRED and not self.tools:
             raise invalid("tool_choice", "is only allowed with tools")
+        effort = None if self.reasoning is None else self.reasoning.effort
+        conversation = Conversation(
+            messages=tuple(self._messages(earlier)),
+            tools=tuple(tool.to_tool() for tool in self.tools or ()),
+            tool_choice=choice,
+            parallel_tool_calls=self.parallel_tool_calls is not False,
+            rendering=Rendering(kwargs=self.chat_template_kwargs or {}, reasoning_effort=effort),
+        )
+        return GenerationRequest(
+            request_id,
+            conversation,
+            self._sampling(),
+            stop=tuple(self.stop or ()),
+            include_stop_str_in_output=bool(self.include_stop_str_in_output),
+            skip_special_tokens=self.skip_special_tokens is not False,
+            model=self.model,
+            reuse=to_reuse(self.cache_salt, self.skip_prefix_cache),
+            structure=self._structure(),
+        )
+
+    def _sampling(self) -> SamplingParams:
         limit = to_limit(self.max_output_tokens)
         check_range("max_output_tokens", limit, 1, UINT32_MAX)
-        sampling = SamplingParams(
+        return SamplingParams(
             temperature=self.temperature,
             top_p=self.top_p,
             top_k=self.top_k,
@@ -251,24 +292,23 @@ class ResponseBody(Body):
             frequency_penalty=self.frequency_penalty,
             repetition_penalty=self.repetition_penalty,
             max_tokens=limit,
+            min_tokens=self.min_tokens,
+            stop_token_ids=tuple(self.stop_token_ids or ()),
+            ignore_eos=self.ignore_eos,
+            logit_bias=self.logit_bias or (),
         )
-        effort = None if self.reasoning is None else self.reasoning.effort
-        conversation = Conversation(
-            messages=tuple(self._messages(earlier)),
-            tools=tuple(tool.to_tool() for tool in self.tools or ()),
-            tool_choice=choice,
-            parallel_tool_calls=self.parallel_tool_calls is not False,
-            rendering=Rendering(reasoning_effort=effort),
-        )
+
+    def _structure(self) -> Asked | None:
+        """The form that the text must have. Raises RequestError for two of them."""
         form = None if self.text is None else self.text.format
-        return GenerationRequest(
-            request_id,
-            conversation,
-            sampling,
-            stop=tuple(self.stop or ()),
-            model=self.model,
-            structure=None if form is None else form.to_structure(),
-        )
+        structures: dict[str, Asked] = {}
+        for name, asking in (
+            ("text.format", form),
+            ("structured_outputs", self.structured_outputs),
+        ):
+            if asking is not None and (structure := asking.to_structure()) is not None:
+                structures[name] = structure
+        return the_one_of(structures)
 
     def _messages(self, earlier: Sequence[Item]) -> list[Message]:
         turns: list[Message] = []

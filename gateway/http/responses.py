@@ -29,7 +29,7 @@ async def respond(
     body: ResponseBody, request: Request, pipeline: Pipeline, store: ResponseStore | None = None
 ) -> Response:
     """Runs one HTTP request until its end, or until its client disconnects."""
-    given_id = request.headers.get(REQUEST_ID)
+    given_id = request.headers.get(REQUEST_ID) or body.request_id
     kept = kept_for(body, given_id, store)
     request_id = given_id or kept.response_id
     about(request_id)

@@ -181,7 +181,7 @@ class GenerationBody(CandidateFields, Body):
             model=self.model,
             add_special_tokens=self.add_special_tokens,
             bad_words=tuple(self.bad_words or ()),
-            reuse=self._reuse(),
+            reuse=to_reuse(self.cache_salt, self.skip_prefix_cache),
             structure=self._structure(),
             echo=echo,
             truncation=to_truncation(self.truncate_prompt_tokens, self.truncation_side),
@@ -201,10 +201,12 @@ class GenerationBody(CandidateFields, Body):
         name = "guided_whitespace_pattern"
         return with_whitespace(the_one_of(structures), name, self.guided_whitespace_pattern)
 
-    def _reuse(self) -> PrefixReuse:
-        if self.cache_salt == "":
-            raise invalid("cache_salt", "is empty; leave it out or send a text of its own")
-        return PrefixReuse(self.cache_salt or "", bool(self.skip_prefix_cache))
+
+def to_reuse(cache_salt: str | None, skips: bool | None = None) -> PrefixReuse:
+    """How the prompt shares the prefix cache. Raises RequestError."""
+    if cache_salt == "":
+        raise invalid("cache_salt", "is empty; leave it out or send a text of its own")
+    return PrefixReuse(cache_salt or "", bool(skips))
 
 
 def to_truncation(num_tokens: int | None, side: str | None = None) -> Truncation | None:

@@ -148,9 +148,11 @@ class Tokenizer:
 
 def too_long(field: str, length: str, max_model_len: int) -> RequestError:
     """An error for a prompt that leaves no room for one token of output."""
-    # Clients shorten a conversation when they read these very words.
+    # Clients shorten a conversation when they read one of these: litellm "maximum context length
+    # is", langchain with openai's newest package, which does not show it the code, the first.
+    what = f"the prompt is too long: {length}"
     room = f"this model's maximum context length is {max_model_len} tokens"
-    problem = f"{length}, but {room}, for the prompt and at least one token of output"
+    problem = f"{what}, but {room}, for the prompt and at least one token of output"
     return RequestError(ErrorKind.TOO_LONG, f"{field}: {problem}", field=field)
 
 

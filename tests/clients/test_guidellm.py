@@ -1,8 +1,4 @@
-"""GuideLLM: a benchmark of streamed requests.
-
-It brings torch, so `tests/clients/requirements.txt` does not name it: after
-`.venv-clients/bin/pip install guidellm` `make test-clients` runs this, too.
-"""
+"""GuideLLM: a benchmark of streamed requests."""
 
 import json
 import subprocess
@@ -13,7 +9,7 @@ import pytest
 
 from tests.pace import patience
 
-pytest.importorskip("guidellm", reason="guidellm is not here: it brings torch")
+pytest.importorskip("guidellm", reason="guidellm is not here: make test-clients")
 
 NUM_REQUESTS = 4
 

@@ -5,10 +5,15 @@ from typing import Any
 
 import pytest
 
+from tests.clients.table import fields_of
+
 openai = pytest.importorskip("openai")
 # The development environment has this package, too, and tests of its own for it.
 pytest.importorskip("anthropic", reason="not the clients' environment: make test-clients")
 pydantic = pytest.importorskip("pydantic")
+types = pytest.importorskip("openai.types")
+chat_types = pytest.importorskip("openai.types.chat")
+response_types = pytest.importorskip("openai.types.responses")
 
 USER: Any = {"role": "user", "content": "The weather in Paris?"}
 
@@ -80,3 +85,17 @@ def test_typed_responses(client: Any) -> None:
 def test_embeddings(client: Any) -> None:
     answer = client.embeddings.create(model="tiny", input=["a", "b"])
     assert len(answer.data) == 2
+
+
+@pytest.mark.parametrize(
+    ("section", "theirs"),
+    [
+        ("`/v1/chat/completions`", chat_types.completion_create_params.CompletionCreateParamsBase),
+        ("`/v1/completions`", types.completion_create_params.CompletionCreateParamsBase),
+        ("`/v1/responses`", response_types.response_create_params.ResponseCreateParamsBase),
+        ("`/v1/embeddings`", types.embedding_create_params.EmbeddingCreateParams),
+    ],
+)
+def test_the_table_has_every_field_of_the_newest_package(section: str, theirs: Any) -> None:
+    both = fields_of("Both routes") if "completions" in section else set()
+    assert set(theirs.__annotations__) <= fields_of(section) | both

@@ -49,6 +49,17 @@ async def test_inputs_of_every_form_become_vectors_in_their_order(
             assert entry["embedding"] == pytest.approx(expected, abs=1e-6)
 
 
+async def test_a_prompt_is_cut_on_the_side_that_is_named(running: Any, encode: Any) -> None:
+    ids = encode(TEXT)
+    for side, kept in (("left", ids[-2:]), ("right", ids[:2])):
+        await post(
+            running,
+            EMBEDDINGS,
+            {"input": TEXT, "truncate_prompt_tokens": 2, "truncation_side": side},
+        )
+        assert running.scheduler.prompt_of(-1) == kept
+
+
 async def test_base64_holds_the_same_numbers_and_the_openai_client_reads_them(
     running: Any, encode: Any
 ) -> None:

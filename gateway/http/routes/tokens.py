@@ -1,6 +1,6 @@
 """POST /tokenize and /detokenize."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 from fastapi import FastAPI
 
@@ -8,21 +8,25 @@ from gateway import limits
 from gateway.chat.conversation import Conversation
 from gateway.errors import invalid
 from gateway.generation import check_token_ids
+from gateway.http import fields
 from gateway.http.messages import Messages, Tools
 from gateway.http.schema import Body, rendering_of
 from gateway.pipeline import Pipeline
 from gateway.tokens.tokenizer import Tokenizer
 
-FIELDS_OF_CONVERSATIONS = (
-    "tools",
-    "chat_template_kwargs",
-    "add_generation_prompt",
-    "continue_final_message",
-)
+# With the values that ask for nothing, which a prompt may have, too.
+FIELDS_OF_CONVERSATIONS: dict[str, Any] = {
+    "tools": [],
+    "chat_template_kwargs": {},
+    "add_generation_prompt": True,
+    "continue_final_message": False,
+}
 
 
 class TokenizeBody(Body):
     """POST /tokenize: either a prompt or messages."""
+
+    neutral: ClassVar[fields.Neutral] = fields.TOKENIZE
 
     model: str | None = None
     prompt: str | None = None
@@ -38,8 +42,8 @@ class TokenizeBody(Body):
         if (self.prompt is None) == (self.messages is None):
             raise invalid("prompt", "send either prompt or messages")
         if self.messages is None:
-            for name in FIELDS_OF_CONVERSATIONS:
-                if getattr(self, name) is not None:
+            for name, nothing in FIELDS_OF_CONVERSATIONS.items():
+                if getattr(self, name) not in (None, nothing):
                     raise invalid(name, "is only allowed with messages")
             return None
         return Conversation(

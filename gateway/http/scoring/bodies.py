@@ -43,6 +43,7 @@ class ScoringBody(Body):
     priority: int | None = None
     user: str | None = None
     request_id: str | None = None
+    cache_salt: str | None = None
 
 
 class RerankBody(ScoringBody):

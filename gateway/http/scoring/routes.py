@@ -1,6 +1,7 @@
 """POST /v1/rerank and /v1/score, and their other names."""
 
 import time
+from dataclasses import replace
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -11,6 +12,7 @@ from gateway.errors import unsupported
 from gateway.fan_out import complete_all
 from gateway.http.completions import unless_disconnected
 from gateway.http.headers import request_id_of, standing_of
+from gateway.http.schema import to_reuse
 from gateway.http.scoring.bodies import RerankBody, ScoreBody, ScoringBody
 from gateway.http.scoring.relevance import (
     INSTRUCTION,
@@ -67,8 +69,9 @@ async def _score(
     verdict = await _verdict(pipeline, tokenizer)
     standing = standing_of(body, request.headers)
     instruction = INSTRUCTION if body.instruction is None else body.instruction
+    salt = to_reuse(body.cache_salt).cache_salt
     wanted = [
-        one
+        replace(one, reuse=replace(one.reuse, cache_salt=salt))
         for index, pair in enumerate(pairs)
         for one in requests_of(f"{request_id}-{index}", pair, instruction, verdict, standing)
     ]

@@ -6,10 +6,7 @@ import time
 import urllib.error
 import urllib.request
 
-import grpc
-
-from pagewire.v1 import inference_pb2, types_pb2
-from pagewire.v1.inference_pb2_grpc import InferenceServiceStub
+import pagewire
 from tests.e2e.observe.conftest import Observed
 from tests.otlp_sink import Received
 from tests.pace import patience
@@ -101,17 +98,9 @@ def test_a_trace_goes_on_after_its_worker_was_killed(observed: Observed) -> None
 
 def test_metadata_of_a_call_carries_a_trace_too(observed: Observed) -> None:
     trace_id, _, traceparent = new_trace()
-    with grpc.insecure_channel(f"127.0.0.1:{observed.product.grpc_port}") as channel:
-        InferenceServiceStub(channel).Generate(
-            inference_pb2.GenerateRequest(
-                prompt=inference_pb2.Prompt(text="Hello"),
-                options=inference_pb2.GenerationOptions(
-                    sampling=types_pb2.SamplingParams(max_tokens=4, ignore_eos=True)
-                ),
-            ),
-            metadata=(("traceparent", traceparent),),
-            timeout=patience(30),
-        )
+    with pagewire.Client(f"127.0.0.1:{observed.product.grpc_port}") as client:
+        metadata = {"traceparent": traceparent}
+        client.generate("Hello", max_tokens=4, ignore_eos=True, metadata=metadata)
     observed.sink.wait_for(trace_id, lambda names: names >= WHOLE)
 
 

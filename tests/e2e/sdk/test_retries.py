@@ -18,6 +18,12 @@ from tests.pace import patience
 pytestmark = pytest.mark.slow
 NUM_TOKENS = 120
 LONG = {"max_tokens": NUM_TOKENS, "ignore_eos": True, "temperature": 1.0, "seed": 11}
+CALL = {"id": "c", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+TURNS = [  # as OpenAI's library writes them
+    {"role": "user", "content": [{"type": "text", "text": "Look."}]},
+    {"role": "assistant", "content": None, "tool_calls": [CALL]},
+    {"role": "tool", "tool_call_id": "c", "content": "Rain."},
+]
 
 
 class Verdict(pydantic.RootModel[Literal["yes", "no"]]):
@@ -28,14 +34,21 @@ class Verdict(pydantic.RootModel[Literal["yes", "no"]]):
 def stack(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Product]:
     logs = tmp_path_factory.mktemp("sdk-logs")
     with Product(tiny_model, logs, ("--threads", "1", "--kv-cache-gib", "0.2")) as running:
-        running.start()
+        running.start_worker()
+        running.start_scheduler("--max-num-seqs", "4", "--max-waiting-requests", "1")
+        running.start_gateway()
+        running.wait_until_ready()
         yield running
 
 
 @pytest.fixture
-def client(stack: Product) -> Iterator[pagewire.Client]:
-    target = f"127.0.0.1:{stack.grpc_port}"
-    with pagewire.Client(target, timeout_s=patience(120), resume_timeout_s=patience(60)) as made:
+def client(stack: Product, monkeypatch: pytest.MonkeyPatch) -> Iterator[pagewire.Client]:
+    """A client whose settings come from the environment."""
+    monkeypatch.setenv("PAGEWIRE_TARGET", f"127.0.0.1:{stack.grpc_port}")
+    monkeypatch.setenv("PAGEWIRE_SCHEDULER", f"127.0.0.1:{stack.scheduler_port}")
+    monkeypatch.setenv("PAGEWIRE_TIMEOUT_S", str(patience(120)))
+    monkeypatch.setenv("PAGEWIRE_MAX_RETRIES", "100")  # of 10 requests 5 find room
+    with pagewire.Client(resume_timeout_s=patience(60)) as made:
         made.wait_until_ready(patience(60))
         yield made
 
@@ -64,27 +77,45 @@ def kill_gateway_once_running(stack: Product, count: int = 1) -> threading.Threa
     return killer
 
 
-def test_a_whole_answer_comes_although_its_gateway_is_killed(
+def test_whole_answers_come_although_their_gateway_is_killed(
     stack: Product, client: pagewire.Client
 ) -> None:
     calm = client.generate("Once", **LONG)
     assert calm.timings and calm.timings.measured_by == "gateway"
     assert 0 <= (calm.timings.queue_s or 0) <= (calm.timings.first_token_s or 0)
-    killer = kill_gateway_once_running(stack)
-    disturbed = client.generate("Once", **LONG)
+
+    async def ask() -> list[pagewire.Completion]:
+        async with pagewire.AsyncClient(resume_timeout_s=patience(60)) as own:
+            await own.wait_until_ready(patience(60))
+            blocking = asyncio.to_thread(client.generate, "Once", **LONG)
+            return await asyncio.gather(own.generate("Once", **LONG), blocking)
+
+    killer = kill_gateway_once_running(stack, count=2)
+    disturbed = asyncio.run(ask())
     killer.join()
-    assert disturbed.token_ids == calm.token_ids and len(calm.token_ids) == NUM_TOKENS
+    assert [one.token_ids for one in disturbed] == [calm.token_ids] * 2
+    assert len(calm.token_ids) == NUM_TOKENS
 
 
-def test_a_batch_of_chats_comes_although_the_gateway_is_killed(
+def test_a_batch_of_chats_comes_although_the_queue_is_full_and_the_gateway_is_killed(
     stack: Product, client: pagewire.Client
 ) -> None:
-    turns = [{"role": "user", "content": [{"type": "text", "text": "Say it."}]}]
-    calm = client.batch_chat([turns] * 4, **LONG)
-    killer = kill_gateway_once_running(stack, count=4)
-    disturbed = client.batch_chat([turns] * 4, **LONG)
-    killer.join()
-    assert [one.token_ids for one in disturbed] == [one.token_ids for one in calm]
+    calm = client.chat(TURNS, **LONG)
+    with Admin() as admin:
+        before = admin.status().num_overloaded
+        killer = kill_gateway_once_running(stack)
+        disturbed = client.batch_chat(
+            [*[TURNS] * 9, "Hello" * 9999],
+            max_concurrency=10,
+            return_errors=True,
+            **LONG,
+        )
+        killer.join()
+        assert admin.status().num_overloaded > before  # and came again when they were told to
+    *answers, failed = disturbed
+    assert isinstance(failed, pagewire.FailedPrecondition)  # too long: the others' answers are kept
+    assert all(isinstance(one, pagewire.Completion) for one in answers)
+    assert {one.token_ids for one in answers} == {calm.token_ids}
 
 
 def test_a_stream_of_several_outputs_goes_on_although_the_gateway_is_killed(
@@ -102,20 +133,6 @@ def test_a_stream_of_several_outputs_goes_on_although_the_gateway_is_killed(
         assert one.text == other.text
     assert {piece.index for piece in pieces} == {0, 1, 2}
     assert disturbed.timings and disturbed.timings.measured_by == "client"
-
-
-def test_asyncio_calls_come_although_the_gateway_is_killed(
-    stack: Product, client: pagewire.Client
-) -> None:
-    async def ask() -> tuple[int, ...]:
-        target = f"127.0.0.1:{stack.grpc_port}"
-        async with pagewire.AsyncClient(target, resume_timeout_s=patience(60)) as own:
-            return (await own.generate("Once", **LONG)).token_ids
-
-    calm = client.generate("Once", **LONG)
-    killer = kill_gateway_once_running(stack)
-    assert asyncio.run(ask()) == calm.token_ids
-    killer.join()
 
 
 def test_a_key_runs_a_call_once_and_an_operator_ends_it(
@@ -139,5 +156,7 @@ def test_a_key_runs_a_call_once_and_an_operator_ends_it(
 def test_a_model_class_is_the_form_of_a_real_answer(client: pagewire.Client) -> None:
     answer = client.chat("Is it?", structured_output=Verdict, max_tokens=40, temperature=0)
     assert isinstance(answer.parsed, Verdict), answer
+    with pytest.raises(pagewire.PagewireError, match="reasoning_effort"):  # not of this template
+        client.chat("Is it?", reasoning_effort="low")
     scored = client.generate("Once", logprobs=0, max_tokens=4)
     assert scored.cumulative_logprob == sum(token.logprob for token in scored.logprobs) < 0

@@ -15,6 +15,15 @@ USER = {"role": "user", "content": "Weather?"}
 CALLED = {"name": "get_weather", "arguments": '{"city": "Paris"}'}
 CALL = {"id": "c1", "type": "function", "function": CALLED}
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+CLOSED = SCHEMA | {
+    "additionalProperties": False,
+    "$schema": "http://json-schema.org/draft-07/schema#",
+}
+ZOD_TOOL = {
+    "type": "function",
+    "function": {"name": "get_weather", "parameters": CLOSED, "strict": True},
+}
+ZOD_FORM = {"type": "json_schema", "json_schema": {"name": "a", "strict": True, "schema": CLOSED}}
 WEATHER = {"type": "function", "function": {"name": "get_weather", "parameters": SCHEMA}}
 
 
@@ -114,6 +123,8 @@ TURNS = [
 CHATS = [
     chat("cache_control stands in a tool", tools=[WEATHER | {"cache_control": CONTROL}]),
     chat("cache_control stands at the top", cache_control=CONTROL),
+    chat("a strict tool as zodFunction writes it", tools=[ZOD_TOOL]),
+    chat("a strict tool and a form", tools=[ZOD_TOOL], response_format=ZOD_FORM),
     chat("n equal answers at temperature 0", n=2, temperature=0),
     chat("max_completion_tokens wins over max_tokens", max_tokens=3, max_completion_tokens=4),
     chat("stream_options without a stream", stream_options={"include_usage": True}),
@@ -161,6 +172,7 @@ CHATS = [
 ]
 OTHERS = [
     completion("logprobs false in completions", logprobs=False),
+    completion("logprobs true in completions", logprobs=True, max_tokens=0, echo=True),
     completion("echo in a stream", stream=True, echo=True),
     completion("prompt_logprobs in a stream of completions", stream=True, prompt_logprobs=1),
     completion("max_tokens null in completions", max_tokens=None),
@@ -232,6 +244,7 @@ async def test_what_a_client_sends_is_accepted(row: Row, running: Any, tokenizer
     assert answered.status_code == 200, answered.text
     prompt = tokenizer.decode(running.scheduler.prompt_of(0), skip_special_tokens=False)
     assert row.shown in prompt
+    assert "None" not in prompt, "a template gets a text for null"
 
 
 async def test_every_row_is_a_sentence_of_its_own() -> None:
@@ -255,6 +268,8 @@ async def test_the_values_that_are_accepted_mean_what_they_say(running: Any) -> 
     assert (await sampled(running, CHAT, max_tokens=-1)).max_tokens == 2**32 - 1
     assert not (await sampled(running, COMPLETION, logprobs=False)).HasField("logprobs")
     assert (await sampled(running, COMPLETION)).max_tokens == 16
+    prompt_alone = {"echo": True, "max_tokens": 0}
+    assert (await sampled(running, COMPLETION, logprobs=True, **prompt_alone)).logprobs == 1
 
 
 async def test_n_answers_at_temperature_0_are_equal(running: Any) -> None:
@@ -283,6 +298,10 @@ async def test_a_long_user_is_a_tenant_of_its_own(running: Any) -> None:
     assert len({long, longer, short}) == 3 and short == "short" and len(long) == 64
 
 
+ABSENT = (
+    "/pooling", "/classify", "/v1/chat/completions/batch", "/v1/chat/completions/render",
+    "/v1/audio/speech", "/v1/audio/transcriptions", "/api/chat", "/api/generate",
+)  # fmt: skip
 REFUSED: list[tuple[str, str, dict[str, Any]]] = [
     ("structured_outputs.grammar", "nope", {"structured_outputs": {"grammar": "root ::= nope"}}),
     ("response_format.json_schema", "is missing", {"response_format": {"type": "json_schema"}}),
@@ -291,7 +310,7 @@ REFUSED: list[tuple[str, str, dict[str, Any]]] = [
     ("messages[0].audio", "not supported", {"messages": [USER | {"audio": {"id": "a"}}]}),
     (
         "messages",
-        "maximum context length is 4096 tokens",
+        "prompt is too long: 10016 tokens, but this model's maximum context length is 4096 tokens",
         {"messages": [USER | {"content": "é " * 9999}]},
     ),
 ]
@@ -321,3 +340,10 @@ async def test_what_other_servers_tell_is_told(running: Any) -> None:
     told = (await running.http.get("/tokenizer_info")).json()
     assert "<tool_call>" in told["chat_template"]
     assert str(running.gateway._config.model) not in json.dumps([info, told])
+
+
+@pytest.mark.parametrize("route", ABSENT)
+async def test_what_is_no_route_is_said_to_be_none(route: str, running: Any) -> None:
+    answered = await running.http.post(route, json={"model": "tiny"})
+    assert answered.status_code == 404
+    assert route in answered.json()["error"]["message"]

@@ -182,6 +182,34 @@ async def test_text_may_be_held_to_a_schema(client: openai.AsyncOpenAI, running:
     assert refusal.value.param == "text.format.schema"
 
 
+async def test_the_extras_of_chats_do_what_they_do_there(running: Any) -> None:
+    extras: dict[str, Any] = {
+        "stop_token_ids": [7],
+        "min_tokens": 2,
+        "skip_special_tokens": False,
+        "include_stop_str_in_output": True,
+        "stop": ["world"],
+        "logit_bias": {"5": 1.5},
+        "structured_outputs": {"choice": ["Hello world"]},
+        "chat_template_kwargs": {"enable_thinking": False},
+        "cache_salt": "a",
+        "skip_prefix_cache": True,
+        "request_id": "mine",
+    }
+    answered = await running.http.post("/v1/responses", json={"input": "Hi"} | extras)
+    assert answered.json()["id"] == "mine"
+    assert answered.json()["output"][0]["content"][0]["text"] == "Hello world"
+    chat = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": -1}
+    await running.http.post("/v1/chat/completions", json=chat | extras)
+    await running.http.post("/v1/responses", json={"input": "Hi", "ignore_eos": True})
+    first, second, endless = running.scheduler.submits
+    for submit in (first, second):
+        submit.handle = 0
+        submit.sampling.ClearField("max_tokens")
+    assert first == second and first.sampling.grammar
+    assert endless.sampling.ignore_eos
+
+
 async def test_a_failure_half_way_is_the_clients_error(
     client: openai.AsyncOpenAI, running: Any
 ) -> None:
@@ -210,6 +238,10 @@ async def test_a_failure_half_way_is_the_clients_error(
         ("text.no_such_field", {"text": {"no_such_field": 1}}),
         ("include", {"include": ["message.output_text.logprobs"]}),
         ("temperature", {"temperature": 3}),
+        (
+            "structured_outputs",
+            {"structured_outputs": {"regex": "a"}, "text": {"format": {"type": "json_object"}}},
+        ),
     ],
 )
 async def test_what_cannot_be_is_refused_by_name(

@@ -94,9 +94,9 @@ async def test_the_first_ones_and_their_texts(running: Any) -> None:
 async def test_the_prompt_is_computed_once_for_both_tokens(
     running: Any, tokenizer: Tokenizer
 ) -> None:
-    await post(running, RERANK, BODY | {"instruction": "Find towns"})
+    await post(running, RERANK, BODY | {"instruction": "Find towns", "cache_salt": "a"})
     submits = running.scheduler.submits
-    assert len(submits) == 6
+    assert len(submits) == 6 and {submit.cache_salt for submit in submits} == {"a"}
     groups = {submit.fork_group for submit in submits}
     assert len(groups) == 3
     prompt = tokenizer.decode(running.scheduler.prompt_of(0), skip_special_tokens=False)
