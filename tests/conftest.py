@@ -75,6 +75,16 @@ def pytest_terminal_summary(
 
 
 @pytest.fixture
+def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton's interpreter runs program by program, also those that have nothing to do.
+
+    One row still has more of them than the most splits, five rows have fewer.
+    """
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        monkeypatch.setattr("kernels.attention.decode_attention._LEADING_PROGRAMS", 128)
+
+
+@pytest.fixture
 def any_step_is_granted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Grants are made however long steps take: on a busy machine none is short enough."""
     monkeypatch.setattr("scheduler_svc.worker.pace._GRANT_S", 1e9)

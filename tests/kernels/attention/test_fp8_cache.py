@@ -69,6 +69,7 @@ def test_prompts_chunks_and_decodes_attend_to_what_is_stored(
     assert_close(out, batch.attention(q, starts, 0.2))
 
 
+@pytest.mark.usefixtures("few_programs")
 @kinds
 def test_a_step_whose_shape_the_device_knows(kv_dtype, device, paged, assert_close):
     """Leading decodes by one call, tiles of the others by another, as in a captured graph."""
