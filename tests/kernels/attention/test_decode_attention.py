@@ -35,9 +35,7 @@ def test_each_row_attends_to_exactly_its_context(
 @pytest.mark.usefixtures("few_programs")
 @pytest.mark.parametrize(
     ("heads", "num_rows", "dtype"),
-    pairwise(
-        [(6, 2, 64), (4, 4, 128), (9, 3, 64)], [0, 1, 3, 5], [torch.float32, torch.float16]
-    ),
+    pairwise([(6, 2, 64), (4, 4, 128), (9, 3, 64)], [0, 1, 3, 5], [torch.float32, torch.float16]),
 )
 def test_as_many_leading_rows_attend_as_the_device_says(
     heads, num_rows, dtype, device, paged, assert_close
