@@ -62,6 +62,15 @@ class ByFileOrProduct(LoadScopeScheduling):
 
 
 @pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
+    """With `-n auto`, one process more than there are cores: many tests wait for what they killed.
+
+    Those of --fast do not wait.
+    """
+    return None if config.getoption("--fast") else (os.cpu_count() or 1) + 1
+
+
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> LoadScopeScheduling:
     return ByFileOrProduct(config, log)
 
