@@ -62,6 +62,15 @@ class ByFileOrProduct(LoadScopeScheduling):
 
 
 @pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
+    """With `-n auto`, one process more than there are cores: many tests wait for what they killed.
+
+    Those of --fast do not wait.
+    """
+    return None if config.getoption("--fast") else (os.cpu_count() or 1) + 1
+
+
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> LoadScopeScheduling:
     return ByFileOrProduct(config, log)
 
@@ -72,6 +81,16 @@ def pytest_terminal_summary(
     if config.getoption("--fast"):
         left_out = ", ".join([*order.SLOW_FOLDERS, *order.SLOW_FILES])
         terminalreporter.write_line(f"left out by --fast: {left_out}, and what is marked slow")
+
+
+@pytest.fixture
+def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton's interpreter runs program by program, also those that have nothing to do.
+
+    One row still has more of them than the most splits, five rows have fewer.
+    """
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        monkeypatch.setattr("kernels.attention.decode_attention._LEADING_PROGRAMS", 128)
 
 
 @pytest.fixture

@@ -1,7 +1,10 @@
 """`python -m worker_svc`: parses the options and runs one worker process or a group of ranks."""
 
+import atexit
+import os
 import sys
 from functools import partial
+from typing import NoReturn
 
 from pagewire.hub.download import ModelUnavailable
 from worker_svc import config
@@ -29,5 +32,13 @@ def main(arguments: list[str]) -> int:
     return process.run(options, partial(WorkerServer, options, compiling=compiling))
 
 
+def exit_at_once(code: int) -> NoReturn:
+    """Ends the process after its exit functions, without taking torch's modules apart: 0.6 s."""
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(code)
+
+
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    exit_at_once(main(sys.argv[1:]))

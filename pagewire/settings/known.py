@@ -215,6 +215,7 @@ OPTIONS: dict[str, tuple[str, ...]] = {
 
 # Variables that set no option, and what reads them.
 VARIABLES = (
+    "PAGEWIRE_ALL_DTYPES",
     "PAGEWIRE_ALL_SCHEMAS",
     "PAGEWIRE_CACHE",
     "PAGEWIRE_CA_CERT",

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-langchain_openai = pytest.importorskip("langchain_openai")
-# The development environment has this package, too, and tests of its own for it.
+# The development environment has langchain-openai, too, and tests of its own for it.
 pytest.importorskip("anthropic", reason="not the clients' environment: make test-clients")
+langchain_openai = pytest.importorskip("langchain_openai")
 messages = pytest.importorskip("langchain_core.messages")
 errors = pytest.importorskip("langchain_core.exceptions")
 pydantic = pytest.importorskip("pydantic")

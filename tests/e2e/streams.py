@@ -1,7 +1,6 @@
 """Forty clients that stream at once, undisturbed or while the workers are disturbed."""
 
 import threading
-import time
 from collections.abc import Callable
 
 import grpc
@@ -57,29 +56,27 @@ class Streams:
         self.product = product
         asked = requests(max_tokens, stop)
         self.histories = [History() for _ in asked]
+        self.num_tokens = 0  # that all clients have received
+        self._num_running = len(asked)
+        self._changed = threading.Condition()  # of both counts
         self._threads = [
             threading.Thread(target=self._follow, args=pair)
             for pair in zip(asked, self.histories, strict=True)
         ]
 
     @property
-    def num_tokens(self) -> int:
-        """Number of tokens that all clients have received."""
-        return sum(len(history.token_ids) for history in self.histories)
-
-    @property
     def are_over(self) -> bool:
-        return not any(thread.is_alive() for thread in self._threads)
+        return not self._num_running
 
     def wait_for_tokens(self, count: int) -> bool:
         """Waits for `count` more tokens; False if all requests ended before."""
-        wanted, deadline_s = self.num_tokens + count, time.monotonic() + TIMEOUT_S
-        while self.num_tokens < wanted:
-            if self.are_over:
-                return False
-            assert time.monotonic() < deadline_s, self.product.log_of("scheduler_svc")
-            time.sleep(0.002)
-        return True
+        wanted = self.num_tokens + count
+        with self._changed:
+            has_ended = self._changed.wait_for(
+                lambda: self.num_tokens >= wanted or self.are_over, TIMEOUT_S
+            )
+        assert has_ended, self.product.log_of("scheduler_svc")
+        return self.num_tokens >= wanted
 
     def run(self, disturb: Disturb | None = None) -> list[History]:
         """The histories of all clients."""
@@ -97,8 +94,17 @@ class Streams:
             try:
                 for message in stub.GenerateStream(request, timeout=TIMEOUT_S):
                     history.pieces.append(_piece(message.delta))
+                    self._count(len(message.delta.token_ids))
             except grpc.RpcError as error:
                 history.error = f"{error.code().name}: {error.details()}"
+            finally:
+                self._count(0, num_ended=1)
+
+    def _count(self, num_tokens: int, num_ended: int = 0) -> None:
+        with self._changed:
+            self.num_tokens += num_tokens
+            self._num_running -= num_ended
+            self._changed.notify_all()
 
 
 def _piece(delta: inference_pb2.OutputDelta) -> Piece:

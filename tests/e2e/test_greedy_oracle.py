@@ -18,8 +18,8 @@ from tests.e2e.conftest import Product
 from tests.oracle import first_difference
 from tests.pace import patience
 
-NUM_TOKENS = 40
-NUM_ALONE = 16  # one stream at a time takes most of the time; what follows is computed together
+NUM_TOKENS = 24
+NUM_ALONE = 8  # one stream at a time takes most of the time; what follows is computed together
 
 QUESTIONS = [
     "What is the capital of France?",

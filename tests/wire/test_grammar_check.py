@@ -9,8 +9,7 @@ import pytest
 
 from tests import hostile_grammars as hostile
 from tests.pace import patience
-from tests.worker_svc.conftest import VOCAB_SIZE
-from tests.worker_svc.spelling import EOS, SUMS, make_tokenizer
+from tests.worker_svc.spelling import EOS, SUMS, VOCAB_SIZE, make_tokenizer
 from wire.grammar import BadGrammar, BadVocabulary, GrammarTooLarge
 from wire.grammar_check.checks import GrammarChecks, VocabularySource
 from wire.grammar_check.limits import CheckLimits

@@ -5,6 +5,7 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from wire.grammar import Matcher
 
+VOCAB_SIZE = 128
 EOS = 2
 DIGITS = Matcher.grammar_from_regex("[0-9]{3,9}")
 SUMS = Matcher.grammar_from_lark('start: sum\nsum: NUMBER | sum "+" sum\nNUMBER: /[0-9]{1,2}/')

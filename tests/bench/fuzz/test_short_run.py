@@ -6,7 +6,7 @@ import pytest
 
 from bench.fuzz.__main__ import TARGETS, fuzz
 
-NUM_CASES, SEED = 100, 1
+NUM_CASES, SEED = 40, 1
 
 
 @pytest.mark.slow

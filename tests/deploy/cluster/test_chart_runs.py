@@ -23,15 +23,15 @@ from tests.deploy.cluster.standin import Client, StandIn, Tools
 from tests.pace import patience
 
 pytestmark = pytest.mark.slow
-NUM_OF_EACH = 16  # over HTTP, and as many through the SDK
+NUM_OF_EACH = 5  # one of each kind over HTTP, and one through the SDK
 # A stream must outlast the wait before a pod's SIGTERM, however fast the machine is.
-NUM_TOKENS, MOST_TOKENS, LEAST_S = 100, 1_600, 4.0
+NUM_TOKENS, MOST_TOKENS, LEAST_S = 100, 1_600, 2.5
 MOST_TURNS = 4  # of an upgrade, until one met streams
 SMALL = {
-    "gateway": {"replicas": 2, "preStopSeconds": 2},
+    "gateway": {"replicas": 2, "preStopSeconds": 1},
     "longestGenerationSeconds": 300,
     "worker": {
-        "drainSeconds": 5,
+        "drainSeconds": 2,
         "shmSize": "64Mi",
         "options": {"dtype": "float32", "threads": 1, "kv-cache-gib": 0.3},
     },

@@ -7,6 +7,7 @@ import torch
 
 from kernels.attention.decode_attention import attend_leading, paged_decode_attention
 from kernels.attention.workspace import decode_workspace
+from tests.pairs import pairwise
 
 SHAPES = [  # query heads, KV heads, head size, block size, contexts
     (6, 2, 64, 16, [0, 1, 15, 16, 17, 144]),
@@ -31,12 +32,15 @@ def test_each_row_attends_to_exactly_its_context(
     assert_close(out, batch.attention(q, list(range(len(contexts) + 1)), 0.2))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-@pytest.mark.parametrize("num_rows", [0, 1, 3, 5])
-@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(6, 2, 64), (4, 4, 128), (9, 3, 64)])
+@pytest.mark.usefixtures("few_programs")
+@pytest.mark.parametrize(
+    ("heads", "num_rows", "dtype"),
+    pairwise([(6, 2, 64), (4, 4, 128), (9, 3, 64)], [0, 1, 3, 5], [torch.float32, torch.float16]),
+)
 def test_as_many_leading_rows_attend_as_the_device_says(
-    heads, kv_heads, dim, num_rows, dtype, device, paged, assert_close
+    heads, num_rows, dtype, device, paged, assert_close
 ):
+    heads, kv_heads, dim = heads
     contexts = [144, 17, 1, 700, 64]
     batch = paged(contexts, (kv_heads, dim), 16, dtype)
     q = torch.randn(9, heads, dim, device=device).to(dtype)

@@ -12,6 +12,7 @@ from kernels.attention.paged import Tiles
 from kernels.attention.prefill_attention import attend_tiles, paged_attention, tokens_per_tile
 from kernels.attention.rope import norm_rope_write_kv
 from kernels.attention.workspace import decode_workspace
+from tests.pairs import pairwise
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 SHAPES = [(6, 2, 64, 16), (4, 4, 128, 32)]  # H, Hkv, D, block size
@@ -38,12 +39,11 @@ def narrow(batch, kv_dtype):
     return *caches, scales
 
 
-@kinds
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-@pytest.mark.parametrize(("heads", "kv_heads", "dim", "block_size"), SHAPES)
-def test_a_decode_attends_to_what_is_stored(
-    heads, kv_heads, dim, block_size, dtype, kv_dtype, device, paged, assert_close
-):
+@pytest.mark.parametrize(
+    ("shape", "dtype", "kv_dtype"), pairwise(SHAPES, [torch.float32, torch.float16], [E4M3, E5M2])
+)
+def test_a_decode_attends_to_what_is_stored(shape, dtype, kv_dtype, device, paged, assert_close):
+    heads, kv_heads, dim, block_size = shape
     contexts = [0, 1, block_size + 1, 144]
     batch = paged(contexts, (kv_heads, dim), block_size)
     k, v, scales = narrow(batch, kv_dtype)
@@ -69,6 +69,7 @@ def test_prompts_chunks_and_decodes_attend_to_what_is_stored(
     assert_close(out, batch.attention(q, starts, 0.2))
 
 
+@pytest.mark.usefixtures("few_programs")
 @kinds
 def test_a_step_whose_shape_the_device_knows(kv_dtype, device, paged, assert_close):
     """Leading decodes by one call, tiles of the others by another, as in a captured graph."""
@@ -110,9 +111,9 @@ def write(qkv, kv_dtype, kv_heads, dim, slots, scales, weights=(None, None)):
     return q, k_cache, v_cache
 
 
-@kinds
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-@pytest.mark.parametrize("tokens", [3, 70])
+@pytest.mark.parametrize(
+    ("tokens", "dtype", "kv_dtype"), pairwise([3, 70], [torch.float32, torch.float16], [E4M3, E5M2])
+)
 def test_what_is_stored_is_the_fp8_of_what_would_be(tokens, dtype, kv_dtype, device):
     kv_heads, dim = 3, 64
     qkv = torch.randn(tokens, (6 + 2 * kv_heads) * dim, device=device).mul(20).to(dtype)

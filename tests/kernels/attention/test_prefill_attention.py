@@ -8,6 +8,7 @@ import torch
 
 from kernels.attention.paged import Tiles
 from kernels.attention.prefill_attention import attend_tiles, paged_attention, tokens_per_tile
+from tests.pairs import pairwise
 
 BATCHES = {  # (context, queries) of each sequence
     "whole prompts": [(100, 100), (1, 1), (33, 33)],
@@ -16,6 +17,7 @@ BATCHES = {  # (context, queries) of each sequence
     "a few draft tokens": [(50, 4), (16, 3), (20, 1)],
     "padding and idle sequences": [(0, 1), (40, 0), (40, 8), (0, 0)],
 }
+DTYPES = [torch.float32, torch.float16]
 SHAPES = [(6, 2, 64, 16), (4, 4, 128, 32), (9, 3, 64, 256)]  # H, Hkv, D, block size
 
 
@@ -28,12 +30,9 @@ def run(batch, q, lens, scale):
     )
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-@pytest.mark.parametrize(("heads", "kv_heads", "dim", "block_size"), SHAPES)
-@pytest.mark.parametrize("name", BATCHES)
-def test_the_last_query_sees_the_last_key(
-    name, heads, kv_heads, dim, block_size, dtype, device, paged, assert_close
-):
+@pytest.mark.parametrize(("name", "shape", "dtype"), pairwise(list(BATCHES), SHAPES, DTYPES))
+def test_the_last_query_sees_the_last_key(name, shape, dtype, device, paged, assert_close):
+    heads, kv_heads, dim, block_size = shape
     contexts, lens = map(list, zip(*BATCHES[name], strict=True))
     batch = paged(contexts, (kv_heads, dim), block_size, dtype)
     q = torch.randn(sum(lens), heads, dim, device=device).to(dtype)
@@ -41,9 +40,7 @@ def test_the_last_query_sees_the_last_key(
     assert_close(run(batch, q, lens, 0.2), expected)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-@pytest.mark.parametrize("longest", [8, 200])
-@pytest.mark.parametrize("name", BATCHES)
+@pytest.mark.parametrize(("name", "longest", "dtype"), pairwise(list(BATCHES), [8, 200], DTYPES))
 def test_tiles_in_any_order_give_the_rows_of_their_sequences_and_write_no_others(
     name, longest, dtype, device, paged, assert_close
 ):

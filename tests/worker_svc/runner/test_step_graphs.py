@@ -63,7 +63,9 @@ def eager(llama_folder: Path) -> ModelRunner:
 
 
 @pytest.fixture
-def interpreted(llama_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModelRunner]:
+def interpreted(
+    llama_folder: Path, monkeypatch: pytest.MonkeyPatch, few_programs: None
+) -> Iterator[ModelRunner]:
     """Fused layers on the CPU, and no graph around what graphs launch."""
     from worker_svc.runner.cuda_runner import CudaRunner  # noqa: PLC0415 - Triton must interpret
 
