@@ -57,8 +57,7 @@ class ByFileOrProduct(LoadScopeScheduling):
     """Tests of one file run in one process, and so do all tests that share a product."""
 
     def _split_scope(self, nodeid: str) -> str:
-        name = nodeid.partition("::")[0]
-        return order.product_of(self.config.rootpath / name) or name
+        return order.group_of(self.config.rootpath / nodeid.partition("::")[0], nodeid)
 
 
 @pytest.hookimpl(optionalhook=True)
