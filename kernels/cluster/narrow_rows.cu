@@ -21,12 +21,6 @@
 #ifndef WARPS
 #define WARPS 8  // of a block
 #endif
-#ifndef MIN_BLOCKS
-#define MIN_BLOCKS 1  // of a multiprocessor
-#endif
-#ifndef AHEAD_ROWS
-#define AHEAD_ROWS 8  // loads of 64 bytes of a row that a lane has under way
-#endif
 #define OUTPUTS 16    // of a block
 #define SEGMENT 64    // bytes of a row that a warp takes at once
 
@@ -142,7 +136,9 @@ template <int KIND, bool GROUPED, bool NORM, bool GATED, int TILES>
 __device__ __forceinline__ void run(const Layer& layer) {
     constexpr int HALVES = KIND == INT4 ? 2 : 1;  // columns in a byte
     constexpr int PARTS = GATED ? 2 : 1;
-    constexpr int AHEAD = AHEAD_ROWS / (2 * PARTS);  // segments
+    // Loads that a lane has under way, as many as its registers have room for; then segments.
+    constexpr int LOADS = KIND == INT4 || TILES == 4 ? 4 : 8;
+    constexpr int AHEAD = LOADS / (2 * PARTS);
 
     launch_dependents();
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -264,9 +260,9 @@ __device__ __forceinline__ void run(const Layer& layer) {
 }
 
 #define KERNEL(name, norm, gated, tiles)                                                         \
-    extern "C" __global__ void __launch_bounds__(WARPS * 32, MIN_BLOCKS)                                     \
+    extern "C" __global__ void __launch_bounds__(WARPS * 32, tiles == 4 ? 1 : 2)                 \
         name##_##tiles(const __grid_constant__ Layer layer) {                                    \
-        run<STORED, BY_GROUPS, norm, gated, tiles>(layer);                                           \
+        run<STORED, BY_GROUPS, norm, gated, tiles>(layer);                                       \
     }
 #define KERNELS(name, norm, gated) \
     KERNEL(name, norm, gated, 1) KERNEL(name, norm, gated, 2) KERNEL(name, norm, gated, 4)

@@ -88,7 +88,7 @@ def test_a_row_that_is_not_finite_spoils_no_other() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("rows", [33, 64, 200])
+@pytest.mark.parametrize("rows", [17, 33, 64, 200])
 def test_many_rows_are_rounded_and_multiplied_in_8_bits(rows) -> None:
     weight, wide, x, norm, bias, residual = make("float8", (6144, 4096), rows)
     linear = NarrowLinear.of(weight, bias, torch.bfloat16)
