@@ -1,6 +1,7 @@
 // Decode attention over a paged cache in 8-bit floats, for many rows.
 //
-//   q [B, H, 128] bfloat16, keys and values [num_blocks, block_size, KV heads, 128]  ->  out [B, H, 128]
+//   q [B, H, 128] bfloat16, keys and values [num_blocks, block_size, KV heads, 128]  ->  out [B, H,
+//   128]
 //
 // A block has one KV head of one sequence with the query heads that share it, up to eight, and its
 // warps take tiles of 16 tokens in turn, which their registers hold. Keys and values are widened to
@@ -14,8 +15,8 @@
 #define WARPS 4  // of a block
 #endif
 #define DIMS 128
-#define TILE 16   // tokens
-#define HEADS 8   // of queries, at most
+#define TILE 16            // tokens
+#define HEADS 8            // of queries, at most
 #define PAIRS (DIMS / 16)  // of dims that a lane has
 
 struct Attention {
@@ -121,7 +122,8 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
     const int* table = given.tables + sequence * given.table_stride;
     const int num_tiles = UP(length, TILE);
     const int stride = given.token_stride, start = head * given.head_stride;
-    const Places at = {start + g * stride + 16 * t, 8 * stride, start + 2 * t * stride + 16 * g, stride};
+    const Places at = {start + g * stride + 16 * t, 8 * stride, start + 2 * t * stride + 16 * g,
+                       stride};
     wait_for_the_kernel_before();
 
     Tile next;
@@ -164,8 +166,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
     float sums[PAIRS][4] = {};  // of dims 16 g + 2 pair and the next, by these heads
     for (int tile = warp; tile < num_tiles; tile += WARPS) {
         const Tile now = next;
-        if (tile + WARPS < num_tiles)
-            next = load_tile(given, table, tile + WARPS, length, t, at);
+        if (tile + WARPS < num_tiles) next = load_tile(given, table, tile + WARPS, length, t, at);
         float scores[4] = {};  // of tokens g and g + 8 by heads
 #pragma unroll
         for (int c = 0; c < 2; c++)
@@ -235,7 +236,8 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
             sum += shared[w][row][i % DIMS] * share;
             weight += all_totals[w][row] * share;
         }
-        const i64 to = (sequence * given.num_kv_heads * given.group + head * given.group) * DIMS + i;
+        const i64 to =
+            (sequence * given.num_kv_heads * given.group + head * given.group) * DIMS + i;
         given.out[to] = narrowed(length > 0 ? sum / weight * value_scale : 0.0f);
     }
 }

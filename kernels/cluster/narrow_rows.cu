@@ -21,8 +21,8 @@
 #ifndef WARPS
 #define WARPS 8  // of a block
 #endif
-#define OUTPUTS 16    // of a block
-#define SEGMENT 64    // bytes of a row that a warp takes at once
+#define OUTPUTS 16  // of a block
+#define SEGMENT 64  // bytes of a row that a warp takes at once
 
 struct Layer {
     const u16* x;
@@ -64,7 +64,8 @@ __device__ __forceinline__ void widen_float8(u32 bytes, u32 (&pairs)[2]) {
 
 // What four values of one group count as: computed in float32, then rounded once.
 template <int KIND>
-__device__ __forceinline__ void widen_scaled(u32 bytes, float scale, float offset, u32 (&pairs)[2]) {
+__device__ __forceinline__ void widen_scaled(u32 bytes, float scale, float offset,
+                                             u32 (&pairs)[2]) {
     float wide[4];
     if (KIND == FLOAT8) {
         widen_float8(bytes, pairs);
@@ -111,13 +112,15 @@ struct Piece {
 // bytes, or the upper ones.
 template <int KIND, bool GROUPED, int TILES>
 __device__ __forceinline__ void add_columns(float (&sums)[TILES][4], const Piece& row,
-                                            const Piece& row8, int half, const Columns (&x)[TILES]) {
+                                            const Piece& row8, int half,
+                                            const Columns (&x)[TILES]) {
     const u32 words[4] = {row.bytes.x, row.bytes.y, row.bytes.z, row.bytes.w};
     const u32 words8[4] = {row8.bytes.x, row8.bytes.y, row8.bytes.z, row8.bytes.w};
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         u32 a[2], b[2], from = words[i], from8 = words8[i];
-        if (KIND == INT4) from = from >> (4 * half) & 0x0f0f0f0fu, from8 = from8 >> (4 * half) & 0x0f0f0f0fu;
+        if (KIND == INT4)
+            from = from >> (4 * half) & 0x0f0f0f0fu, from8 = from8 >> (4 * half) & 0x0f0f0f0fu;
         if (GROUPED) {
             widen_scaled<KIND>(from, row.scale, row.offset, a);
             widen_scaled<KIND>(from8, row8.scale, row8.offset, b);
@@ -163,7 +166,8 @@ __device__ __forceinline__ void run(const Layer& layer) {
                     Piece& piece = pieces[s][r];
                     piece.bytes = load_once(layer.weight + outputs[r] * layer.num_bytes + byte);
                     if (!GROUPED) continue;
-                    const i64 group = outputs[r] * layer.num_groups + (byte * HALVES >> layer.group_bits);
+                    const i64 group =
+                        outputs[r] * layer.num_groups + (byte * HALVES >> layer.group_bits);
                     piece.scale = __ldg(layer.scales + group);
                     if (KIND != FLOAT8) piece.offset = __ldg(layer.offsets + group);
                 }
@@ -192,11 +196,12 @@ __device__ __forceinline__ void run(const Layer& layer) {
                 // Of nibbles, a group's first columns are the lower halves of its bytes.
                 const int byte = (at + s) * SEGMENT + t * 16;
                 const int in_group = byte & ((1 << layer.group_bits) / 2 - 1);
-                const int column = HALVES == 1 ? byte
-                                               : 2 * byte - in_group + half * ((1 << layer.group_bits) / 2);
+                const int column =
+                    HALVES == 1 ? byte : 2 * byte - in_group + half * ((1 << layer.group_bits) / 2);
                 Columns x[TILES];
 #pragma unroll
-                for (int tile = 0; tile < TILES; tile++) x[tile] = load_columns(x_rows[tile] + column);
+                for (int tile = 0; tile < TILES; tile++)
+                    x[tile] = load_columns(x_rows[tile] + column);
                 if (NORM) {
                     const Columns norm = load_columns(layer.norm + column);
 #pragma unroll
@@ -211,7 +216,8 @@ __device__ __forceinline__ void run(const Layer& layer) {
                 }
 #pragma unroll
                 for (int part = 0; part < PARTS; part++)
-                    add_columns<KIND, GROUPED>(sums[part], now[s][2 * part], now[s][2 * part + 1], half, x);
+                    add_columns<KIND, GROUPED>(sums[part], now[s][2 * part], now[s][2 * part + 1],
+                                               half, x);
             }
         }
     }
@@ -225,8 +231,7 @@ __device__ __forceinline__ void run(const Layer& layer) {
         for (int part = 0; part < PARTS; part++)
 #pragma unroll
             for (int c = 0; c < 4; c++)
-                shared[warp][part][tile * 8 + 2 * t + c % 2][g + c / 2 * 8] =
-                    sums[part][tile][c];
+                shared[warp][part][tile * 8 + 2 * t + c % 2][g + c / 2 * 8] = sums[part][tile][c];
         if (NORM && t == g / 2) shared_squares[warp][tile * 8 + g] = squares[tile][g % 2];
     }
     __syncthreads();
@@ -259,10 +264,10 @@ __device__ __forceinline__ void run(const Layer& layer) {
     }
 }
 
-#define KERNEL(name, norm, gated, tiles)                                                         \
-    extern "C" __global__ void __launch_bounds__(WARPS * 32, tiles == 4 ? 1 : 2)                 \
-        name##_##tiles(const __grid_constant__ Layer layer) {                                    \
-        run<STORED, BY_GROUPS, norm, gated, tiles>(layer);                                       \
+#define KERNEL(name, norm, gated, tiles)                                         \
+    extern "C" __global__ void __launch_bounds__(WARPS * 32, tiles == 4 ? 1 : 2) \
+        name##_##tiles(const __grid_constant__ Layer layer) {                    \
+        run<STORED, BY_GROUPS, norm, gated, tiles>(layer);                       \
     }
 #define KERNELS(name, norm, gated) \
     KERNEL(name, norm, gated, 1) KERNEL(name, norm, gated, 2) KERNEL(name, norm, gated, 4)
