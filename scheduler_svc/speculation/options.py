@@ -10,13 +10,19 @@ MAX_DRAFTED = 32  # tokens of one draft
 
 
 class Method(Enum):
-    """How drafts are found in a request's own tokens."""
+    """Where drafts come from: a request's own tokens, or a second model."""
 
     NGRAM = "ngram"  # what followed the last tokens the last time they occurred
     SUFFIX = "suffix"  # what mostly followed them, for as long as that is likely
+    DRAFT_MODEL = "draft_model"  # what the worker's draft model says
 
 
 _METHODS = ", ".join(method.value for method in Method)
+_KINDS: dict[Any, tuple[type | tuple[type, ...], str]] = {
+    int: (int, "whole number"),
+    float: ((int, float), "number"),
+    str: (str, "text"),
+}
 _OWN_KEYS = {
     Method.NGRAM: ("prompt_lookup_min", "prompt_lookup_max"),
     Method.SUFFIX: (
@@ -24,6 +30,7 @@ _OWN_KEYS = {
         "suffix_decoding_max_spec_factor",
         "suffix_decoding_min_token_prob",
     ),
+    Method.DRAFT_MODEL: ("model",),
 }
 
 
@@ -33,6 +40,7 @@ class SpeculationOptions:
 
     method: Method
     num_speculative_tokens: int = 4
+    model: str = ""  # as the worker's --draft-model names it; empty: any that it has
     prompt_lookup_min: int = 2  # tokens that must agree
     prompt_lookup_max: int = 8  # tokens that are compared
     suffix_decoding_max_tree_depth: int = 24  # tokens that are compared
@@ -60,8 +68,9 @@ def add_speculation_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--speculative-config",
         metavar="JSON",
-        help="draft tokens that a request's own ones predict, and verify several in a step; an "
-        'object such as {"method": "ngram", "num_speculative_tokens": 4}; outputs stay the same',
+        help="draft tokens that a request's own ones or a second model predict, and verify several "
+        'in a step; an object such as {"method": "ngram", "num_speculative_tokens": 4}; outputs '
+        "stay the same",
     )
 
 
@@ -89,7 +98,7 @@ def parse_speculation(text: str) -> SpeculationOptions:
         if key not in known or key in foreign:
             own = sorted(known.keys() - foreign)
             _refuse(f"{key!r} is not there with method {method.value}; there are {', '.join(own)}")
-        _check_type(key, value, is_whole=known[key].type is int)
+        _check_type(key, value, known[key].type)
     if "prompt_lookup_max" in given and "prompt_lookup_min" not in given:
         default = SpeculationOptions.__dataclass_fields__["prompt_lookup_min"].default
         given["prompt_lookup_min"] = min(default, given["prompt_lookup_max"])
@@ -101,16 +110,16 @@ def _method(name: Any) -> Method:
         _refuse(f"method is missing; there are {_METHODS}")
     if name not in [method.value for method in Method]:
         _refuse(
-            f"method {name!r} is not there; there are {_METHODS}, which need no second model, no "
-            "trained heads and no tree"
+            f"method {name!r} is not there; there are {_METHODS}, which need no trained heads and "
+            "no tree"
         )
     return Method(name)
 
 
-def _check_type(key: str, value: Any, *, is_whole: bool) -> None:
-    kinds = (int,) if is_whole else (int, float)
+def _check_type(key: str, value: Any, wanted: Any) -> None:
+    kinds, name = _KINDS[wanted]
     if isinstance(value, bool) or not isinstance(value, kinds):
-        _refuse(f"{key} is {value!r}, must be a {'whole ' * is_whole}number")
+        _refuse(f"{key} is {value!r}, must be a {name}")
 
 
 def _refuse(why: str) -> Any:

@@ -18,6 +18,7 @@ SMALL = ("--threads", "1", "--max-model-len", "768", "--num-kv-blocks", "60")
 CONFIGS = {
     "ngram": '{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1}',
     "suffix": '{"method": "suffix", "num_speculative_tokens": 6}',
+    "draft_model": '{"method": "draft_model", "num_speculative_tokens": 4}',
 }
 REPEATING = "one two three four five six seven eight nine ten. " * 6
 # The model's words have no sense; a bias towards few of them has outputs repeat themselves.
@@ -94,6 +95,8 @@ def drafting(
 ) -> Iterator[Product]:
     product = Product(tiny_model, tmp_path_factory.mktemp("drafting"), SMALL)
     try:
+        if request.param == "draft_model":  # the same model: all that it drafts comes true
+            product.options = (*product.options, "--draft-model", str(tiny_model))
         product.start_worker()
         product.start_scheduler("--speculative-config", CONFIGS[request.param])
         product.start_gateway()
