@@ -90,6 +90,7 @@ def to_request(
         tenant=submitted.tenant,
         cache_salt=submitted.cache_salt,
         skip_prefix_cache=submitted.skip_prefix_cache,
+        skip_speculation=params.skip_speculation,
         fork_group=submitted.fork_group,
         prompt_output_begin=output_range.start,
         prompt_output_end=output_range.stop,

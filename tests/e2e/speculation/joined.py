@@ -97,6 +97,7 @@ class Joined:
                 handle=handle,
                 fork_group=fork_group,
                 has_grammar=bool(sampling.grammar),
+                skip_speculation=params.skip_speculation,
             )
         )
         return handle

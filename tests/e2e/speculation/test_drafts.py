@@ -59,6 +59,18 @@ def test_what_repeats_takes_fewer_steps(folder: Path) -> None:
     assert run(NGRAM).num_steps < run(None).num_steps
 
 
+@pytest.mark.parametrize("method", list(Method))
+def test_nothing_is_drafted_for_a_request_that_opts_out(folder: Path, method: Method) -> None:
+    draft_folder = folder if method is Method.DRAFT_MODEL else None
+    joined = Joined(folder, SpeculationOptions(method), draft_folder=draft_folder)
+    few = {"temperature": 0.0, "allowed_token_ids": FEW[:1], "ignore_eos": True, "max_tokens": 12}
+    for skips in (True, False):
+        joined.add(REPEATING, skip_speculation=skips, **few)
+        told = joined.run()
+        assert bool(joined.core.counters.num_drafts) is not skips
+    assert told[0].token_ids == told[1].token_ids
+
+
 def test_nothing_is_drafted_under_a_grammar(folder: Path) -> None:
     joined = Joined(folder, NGRAM)
     joined.add(REPEATING, temperature=0.0, grammar="start: /a*/")

@@ -96,7 +96,7 @@ def drafting(
     product = Product(tiny_model, tmp_path_factory.mktemp("drafting"), SMALL)
     try:
         if request.param == "draft_model":  # the same model: all that it drafts comes true
-            product.options = (*product.options, "--draft-model", str(tiny_model))
+            product.worker_options = (*SMALL, "--draft-model", str(tiny_model))
         product.start_worker()
         product.start_scheduler("--speculative-config", CONFIGS[request.param])
         product.start_gateway()
