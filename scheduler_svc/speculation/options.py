@@ -29,6 +29,7 @@ _OWN_KEYS = {
         "suffix_decoding_max_tree_depth",
         "suffix_decoding_max_spec_factor",
         "suffix_decoding_min_token_prob",
+        "suffix_decoding_max_cached_requests",
     ),
     Method.DRAFT_MODEL: ("model",),
 }
@@ -46,6 +47,7 @@ class SpeculationOptions:
     suffix_decoding_max_tree_depth: int = 24  # tokens that are compared
     suffix_decoding_max_spec_factor: float = 1.0  # drafts for each token that agrees
     suffix_decoding_min_token_prob: float = 0.1  # of each draft, as far as counted
+    suffix_decoding_max_cached_requests: int = 0  # that have ended, to draft from; 0: none
     disable_by_batch_size: int = 0  # rows from which nothing is drafted; 0: measured cost decides
 
     def __post_init__(self) -> None:
@@ -59,6 +61,8 @@ class SpeculationOptions:
             _refuse("suffix_decoding_max_spec_factor must be above 0")
         if not 0 <= self.suffix_decoding_min_token_prob <= 1:
             _refuse("suffix_decoding_min_token_prob must be 0 to 1")
+        if self.suffix_decoding_max_cached_requests < 0:
+            _refuse("suffix_decoding_max_cached_requests must not be negative")
         if self.disable_by_batch_size < 0:
             _refuse("disable_by_batch_size must not be negative")
 
@@ -90,8 +94,6 @@ def parse_speculation(text: str) -> SpeculationOptions:
         _refuse("not a JSON object")
     given = {key: value for key, value in given.items() if value is not None}
     method = _method(given.pop("method", None))
-    if given.get("suffix_decoding_max_cached_requests") == 0:
-        del given["suffix_decoding_max_cached_requests"]  # no other request is drafted from
     foreign = {key for other, keys in _OWN_KEYS.items() if other is not method for key in keys}
     known = {field.name: field for field in fields(SpeculationOptions)}
     for key, value in given.items():

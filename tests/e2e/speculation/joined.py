@@ -78,7 +78,9 @@ class Joined:
         self.told: dict[int, Told] = defaultdict(Told)
         self.num_steps = 0
 
-    def add(self, prompt: list[int], fork_group: str = "", **fields: object) -> int:
+    def add(
+        self, prompt: list[int], fork_group: str = "", tenant: str = "", **fields: object
+    ) -> int:
         """Submits a request; returns its handle."""
         max_tokens = fields.pop("max_tokens", 40)
         params = types_pb2.SamplingParams(**fields)  # type: ignore[arg-type]
@@ -96,6 +98,7 @@ class Joined:
                 sampling=sampling,
                 handle=handle,
                 fork_group=fork_group,
+                tenant=tenant,
                 has_grammar=bool(sampling.grammar),
                 skip_speculation=params.skip_speculation,
             )

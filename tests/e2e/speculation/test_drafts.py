@@ -1,5 +1,6 @@
 """Core, drafter and runner together: outputs with drafts are those without, token for token."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -57,6 +58,18 @@ def test_what_repeats_takes_fewer_steps(folder: Path) -> None:
         return joined
 
     assert run(NGRAM).num_steps < run(None).num_steps
+
+
+def test_a_request_is_drafted_for_from_others_of_its_tenant_alone(folder: Path) -> None:
+    options = replace(SUFFIX, suffix_decoding_max_cached_requests=4)
+    joined, counts = Joined(folder, options), []
+    same = {"temperature": 1.0, "seed": 8, "ignore_eos": True, "max_tokens": 30}
+    for tenant in ("a", "b", "a"):
+        joined.add(list(range(40, 60)), tenant=tenant, **same)
+        told = joined.run()
+        counts.append(joined.core.counters.num_accepted_tokens)
+    assert told[0].token_ids == told[1].token_ids == told[2].token_ids
+    assert counts[0] == counts[1] < counts[2] - 15
 
 
 @pytest.mark.parametrize("method", list(Method))
