@@ -2,7 +2,7 @@
 
 It learns from answers alone: how often drafts came true, and what steps took with them and without.
 Rows whose drafts do not pay are left alone, so that the draft model costs them nothing; from time
-to time one step is made the other way, since what was measured may have changed.
+to time a step is made the other way, since what was measured may have changed.
 """
 
 from collections.abc import Iterable
@@ -17,8 +17,9 @@ _AT_FIRST = 0.7  # the probability that a draft comes true, before any was verif
 _FADE = 0.9  # of it, with each new draft
 _LEAST = 0.2  # below it a request's drafts are not worth a row of the batch
 _FORESEEN = 256  # tokens of a request that may yet come, at most: many end before their limit
-_PERIODS = (8, 64)  # steps of one kind before one of the other: at first, and in the end
+_PERIODS = (8, 64)  # steps with drafts before one without: at first, and in the end
 _TRIED = 2  # steps with drafts that only try: in the first the draft model catches up
+_TRIED_SHARE = 0.01  # of the time that steps without drafts take
 
 
 @dataclass(slots=True)
@@ -33,6 +34,19 @@ class _Course:
         return num_known - self.num_drafted_at
 
 
+@dataclass(frozen=True, slots=True)
+class _CatchUp:
+    """A step in which the draft model read tokens before it drafted."""
+
+    extra_s: float
+    num_drafted: int
+    num_read: int
+
+    def lag_s(self, draft_s: float) -> float:
+        """Seconds for each token read, if a draft took so long."""
+        return max(self.extra_s - self.num_drafted * draft_s, 0.0) / self.num_read
+
+
 class ModelDrafter:
     """The drafts of one core, made by its worker; belongs to the event loop's thread."""
 
@@ -44,8 +58,10 @@ class ModelDrafter:
         self._plain = StepCosts()  # of the target's pass, by its number of tokens
         self._drafting = StepCosts()  # of one draft of each row, by the number of rows
         self._lag_s: float | None = None  # to catch up by one token; None: not measured yet
+        self._caught_up: _CatchUp | None = None  # until it is known what drafts take
         self._with_drafts = False  # the last step
         self._num_alike = 0  # steps, of which the last was one, as it was
+        self._plain_s = 0.0  # that steps without drafts took since the last with them
         self._period = _PERIODS[0]
 
     def stepped(self, plan: StepPlan, duration_s: float) -> None:
@@ -55,22 +71,30 @@ class ModelDrafter:
             return
         with_drafts = bool(plan.drafts)
         if with_drafts is not self._with_drafts:
-            self._num_alike, self._with_drafts = 0, with_drafts
+            self._num_alike, self._with_drafts, self._plain_s = 0, with_drafts, 0.0
             self._period = min(2 * self._period, _PERIODS[1])
         self._num_alike += 1
         if not with_drafts:
+            self._plain_s += duration_s
             self._plain.observe(plan.num_tokens, duration_s)
             return
         extra_s = max(duration_s - (self._plain.of(plan.num_tokens) or duration_s), 0.0)
+        self._learn_costs(plan, extra_s, lags)
+
+    def _learn_costs(self, plan: StepPlan, extra_s: float, lags: list[int]) -> None:
+        """Of a step with drafts, from the seconds that it took beyond the target's pass."""
         longest = max(map(len, plan.drafts.values()))
         if max(lags, default=0) <= self._options.num_speculative_tokens + 1:
             observe = self._drafting.observe
             if self._num_alike <= _TRIED:  # rare: what was worse before was perhaps disturbed
                 observe = self._drafting.observe_best
             observe(len(plan.drafts), extra_s / longest)
-            return
-        extra_s -= longest * (self._drafting.of(len(plan.drafts)) or 0.0)
-        self._lag_s = _mean(self._lag_s, max(extra_s, 0.0) / sum(lags))
+        elif sum(lags):
+            self._caught_up = _CatchUp(extra_s, longest, sum(lags))
+        draft_s, caught_up = self._drafting.of(len(plan.drafts)), self._caught_up
+        if draft_s is not None and caught_up is not None:
+            self._lag_s = _mean(self._lag_s, caught_up.lag_s(draft_s))
+            self._caught_up = None
 
     def propose(self) -> Drafts:
         """Drafts by slot, for the rows whose drafts pay; none for all others."""
@@ -81,12 +105,10 @@ class ModelDrafter:
         decoding = [s for s in running if self._decodes(s)]
         likely = [s for s in decoding if self._courses[s].probability >= _LEAST]
         drafts = self._paying(likely, len(running))
-        if self._with_drafts and not drafts and self._num_alike < _TRIED:
-            return self._tried(decoding)
-        if self._num_alike < self._period or bool(drafts) is not self._with_drafts:
-            return drafts
         if not drafts:
             return self._tried(decoding)
+        if not self._with_drafts or self._num_alike < self._period:
+            return drafts
         if not self._core.num_in_flight:  # once, not for each step that is planned ahead
             self._num_alike = 0
         return NO_DRAFTS
@@ -110,20 +132,31 @@ class ModelDrafter:
 
     def _is_worthwhile(self, sequence: Sequence, saved_s: float) -> bool:
         """Whether a request's drafts save more than it takes the draft model to read its tokens."""
-        num_known = self._core.view.num_tokens(sequence)
-        num_left = min(sequence.max_len - num_known, _FORESEEN)
-        lag = self._courses[sequence].lag(num_known)
-        return num_left * saved_s > lag * (self._lag_s or 0.0)
+        num_left = min(sequence.max_len - self._core.view.num_tokens(sequence), _FORESEEN)
+        return num_left * saved_s > self._catch_up_s(sequence)
+
+    def _catch_up_s(self, sequence: Sequence) -> float:
+        """What it takes the draft model to read what it has not of a request, as far as known."""
+        lag = self._courses[sequence].lag(self._core.view.num_tokens(sequence))
+        return lag * (self._lag_s or 0.0)
 
     def _tried(self, decoding: list[Sequence]) -> Drafts:
-        """Drafts for the one request of which the draft model has the fewest tokens to read."""
-        if not decoding:
+        """Drafts for the one request of which the draft model has the fewest tokens to read.
+
+        None while that would take more than a small share of the time since the last ones.
+        """
+        if not decoding or self._plain.of(1) is None:  # nothing to compare them with yet
             return NO_DRAFTS
-        num_known = self._core.view.num_tokens
+        num_known, length = self._core.view.num_tokens, self._options.num_speculative_tokens
         nearest = min(decoding, key=lambda s: self._courses[s].lag(num_known(s)))
+        begun = self._with_drafts and self._num_alike < _TRIED
+        draft_s = self._drafting.of(1) or 0.0
+        takes_s = self._catch_up_s(nearest) + _TRIED * length * draft_s
+        if not begun and takes_s > _TRIED_SHARE * self._plain_s:
+            return NO_DRAFTS
         course = self._courses[nearest]
         course.probability = max(course.probability, self._probability)
-        return self._ask([nearest], self._options.num_speculative_tokens)
+        return self._ask([nearest], length)
 
     def _ask(self, sequences: Iterable[Sequence], length: int) -> Drafts:
         if not length:
