@@ -354,12 +354,12 @@ class CudaRunner(ModelRunner):
         """Launches all that the rows ask for; nothing of it waits for the device."""
         slots = staged.rows.slots[staged.rows.samples]
         filters = bool(sampling.is_filtered.any())
-        wanted = sampling.logprob_rows
+        wanted = sampling.wanted
         if not len(wanted) and not sampling.logits_processors:
             self.slots.sample(part, slots, filters)
             return SampleExtras()
         logits = part.whole()  # [R, V]
-        raw = logprobs.distributions(logits, wanted) if len(wanted) else None  # [N, V]
+        raw = logprobs.distributions(logits, wanted.rows) if len(wanted) else None  # [N, V]
         has_choice = None
         if sampling.logits_processors:
             logits = logits.float()
@@ -369,7 +369,7 @@ class CudaRunner(ModelRunner):
         if raw is None:
             return extras
         ends = staged.table.columns["num_tokens"][slots]  # where the tokens were written
-        found = logprobs.look_up(raw, wanted, self._written(slots, ends), sampling.num_top)
+        found = logprobs.look_up(raw, wanted, self._written(slots, ends))
         return replace(extras, logprobs=found.fetched())
 
     def _adjust(self, logits: Tensor, logits_processors: LogitsProcessors) -> Tensor:

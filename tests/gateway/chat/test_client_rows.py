@@ -173,6 +173,7 @@ CHATS = [
 OTHERS = [
     completion("logprobs false in completions", logprobs=False),
     completion("logprobs true in completions", logprobs=True, max_tokens=0, echo=True),
+    completion("logprob_token_ids of nothing", logprob_token_ids=[], logprobs=None),
     completion("echo in a stream", stream=True, echo=True),
     completion("prompt_logprobs in a stream of completions", stream=True, prompt_logprobs=1),
     completion("max_tokens null in completions", max_tokens=None),

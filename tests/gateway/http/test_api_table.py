@@ -78,6 +78,7 @@ TOOLS = [{"type": "function", "function": {"name": "f"}}]
 COMPANIONS = {
     "guided_whitespace_pattern": {"guided_json": {}},
     "top_logprobs": {"logprobs": True},
+    "logprob_token_ids": {"logprobs": True},
     "stream_options": {"stream": True},
     "tool_choice": {"tools": TOOLS},
     "use_beam_search": {"max_tokens": 2},
@@ -103,6 +104,7 @@ DEFAULTS: dict[str, tuple[Any, ...]] = {
     "include_stop_str_in_output": (False,),
     "length_penalty": (1, 1.0),
     "logit_bias": ({},),
+    "logprob_token_ids": ([],),
     "logprobs": (False,),
     "max_completion_tokens": (-1,),
     "max_output_tokens": (-1,),
