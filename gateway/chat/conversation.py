@@ -32,6 +32,14 @@ class Message:
 
 
 @dataclass(frozen=True, slots=True)
+class ToolPlaces:
+    """Where a request says what a tool is, for errors."""
+
+    name: str
+    parameters: str
+
+
+@dataclass(frozen=True, slots=True)
 class Tool:
     """A function that the model may call; the parameters are a JSON schema."""
 
@@ -39,6 +47,12 @@ class Tool:
     description: str | None = None
     parameters: Mapping[str, Any] | None = None
     is_strict: bool = False  # arguments must match the schema
+    places: ToolPlaces | None = None  # None: those of a chat
+
+    def places_at(self, index: int) -> ToolPlaces:
+        """Where the tool of this index stands in its request."""
+        path = f"tools[{index}].function"
+        return self.places or ToolPlaces(f"{path}.name", f"{path}.parameters")
 
 
 class ToolMode(Enum):
@@ -139,7 +153,7 @@ def _check_tools(tools: tuple[Tool, ...], choice: ToolChoice) -> None:
     limits.check_count("tools", len(tools), limits.MAX_TOOLS)
     names: set[str] = set()
     for index, tool in enumerate(tools):
-        path = f"tools[{index}].function.name"
+        path = tool.places_at(index).name
         _check_name(path, tool.name)
         if tool.name in names:
             raise invalid(path, f"{tool.name!r} is the name of two tools")

@@ -44,7 +44,7 @@ def structure(conversation: Conversation) -> JsonSchema | CallList:
 
 
 def _schema(index: int, tool: Tool, *, is_bound: bool) -> JsonSchema:
-    place = f"tools[{index}].function.parameters"
+    place = tool.places_at(index).parameters
     if not is_bound:
         return JsonSchema(place, ANY_OBJECT)
     schema = NO_ARGUMENTS if tool.parameters is None else tool.parameters

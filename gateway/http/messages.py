@@ -166,7 +166,8 @@ def check_list(path: str, entries: Any, limit: int, *known: str) -> None:
     for index, entry in enumerate(entries):
         kind = entry.get("type") if isinstance(entry, dict) else None
         if isinstance(kind, str) and kind not in known:
-            problem = f"{kind[:64]!r} is not supported by this model, only {known[0]!r} is"
+            supported = " or ".join(map(repr, known))
+            problem = f"{kind[:64]!r} is not supported by this model, only {supported}"
             raise unsupported(f"{path}[{index}].type", problem)
 
 

@@ -187,6 +187,18 @@ OTHERS = [
     response("top_k, stop and seed in responses", top_k=5, stop=["x"], seed=1),
     response("Codex' client_metadata", client_metadata={"a": "b"}),
     response("store false", store=False),
+    response("a custom tool", tools=[{"type": "custom", "name": "run"}]),
+    response(
+        "Codex' namespace of functions",
+        tools=[
+            {
+                "type": "namespace",
+                "name": "mcp",
+                "description": "Tools.",
+                "tools": [{"type": "function", "name": "look", "defer_loading": None}],
+            }
+        ],
+    ),
     item(
         "an answer that was cut off while it reasoned comes back",
         {
