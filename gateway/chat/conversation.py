@@ -8,6 +8,7 @@ from typing import Any
 
 from gateway import limits
 from gateway.errors import invalid
+from gateway.text.unicode import whole_characters
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,9 +176,14 @@ def parse_arguments(arguments: str) -> dict[str, Any] | str:
     """A call's arguments as templates expect them; the text itself unless it is a JSON object.
 
     A model's mistake, or a call that was cut off, stays in the conversation as it was written.
+    Halves of characters, which JSON may hold, are replaced.
     """
     try:
         parsed = json.loads(arguments or "{}")
+        text = json.dumps(parsed, ensure_ascii=False, allow_nan=False)  # 1e999 is infinite here
     except (ValueError, RecursionError):
         return arguments
-    return parsed if isinstance(parsed, dict) else arguments
+    if not isinstance(parsed, dict):
+        return arguments
+    whole = whole_characters(text)
+    return parsed if whole == text else dict(json.loads(whole))

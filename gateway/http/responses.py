@@ -1,5 +1,6 @@
 """POST /v1/responses: OpenAI's newer API over the same chats."""
 
+import json
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
@@ -9,6 +10,7 @@ from typing import Any
 from fastapi import Request
 from fastapi.responses import JSONResponse, Response
 
+from gateway import limits
 from gateway.chat.conversation import ToolChoice
 from gateway.chat.parts import Part
 from gateway.errors import RequestError, ended_by, error_body
@@ -38,6 +40,8 @@ async def respond(
     wanted = replace(body.to_request(request_id, kept.earlier), standing=standing)
     model = pipeline.resolve_model(body.model).name
     head = _head(kept.response_id, model, body, pipeline.sampling_defaults)
+    for field, value in head.items():  # what is repeated must be text
+        limits.utf8(field, json.dumps(value, ensure_ascii=False))
     items = Items(called_tools(body.tools or ()))
     answer = Answer(head | {"store": kept.store is not None}, items, kept.keep)
     if body.stream:

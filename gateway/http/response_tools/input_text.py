@@ -6,6 +6,8 @@ The arguments are the object {"input": "..."}, which may end anywhere.
 import json
 import re
 
+from gateway.text.unicode import whole_characters
+
 INPUT = "input"
 _OPENING = re.compile(rf'\s*\{{\s*"{INPUT}"\s*:\s*"')
 _HEX = "[0-9a-fA-F]"
@@ -49,6 +51,4 @@ def to_arguments(text: str) -> str:
 
 
 def _decoded(escaped: str) -> str:
-    text: str = json.loads(f'"{escaped}"', strict=False)
-    # A surrogate without its other half is no character.
-    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return whole_characters(json.loads(f'"{escaped}"', strict=False))

@@ -107,6 +107,11 @@ TURNS = [
         call(function=CALLED | {"arguments": '{"city": "Par'}),
         '{\\"city\\": \\"Par',
     ),
+    turn(
+        "arguments may be the object itself",
+        call(function=CALLED | {"arguments": {"city": "Paris"}}),
+        '{"city": "Paris"}',
+    ),
     turn("arguments that are a list are text", call(function=CALLED | {"arguments": "[1]"}), "[1]"),
     turn("reasoning comes back as reasoning", assistant(content="a", reasoning="Hm."), "Hm."),
     turn(

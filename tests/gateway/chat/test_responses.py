@@ -119,6 +119,19 @@ async def test_the_events_of_a_stream_tell_the_whole_response(
     assert whole.usage.output_tokens_details.reasoning_tokens == thought
 
 
+async def test_reasoning_counts_no_more_tokens_than_the_output_wherever_it_is_cut(
+    client: openai.AsyncOpenAI, running: Any, encode: Callable[[str], list[int]]
+) -> None:
+    """Within a character, too, and within a marker."""
+    token_ids = encode("<think>\nA tööl 😀 will know.\n</think>\n\nWait.")
+    running.scheduler.end = {"reason": types_pb2.FINISH_REASON_LENGTH}
+    for count in range(1, len(token_ids) + 1):
+        running.scheduler.output = token_ids[:count]
+        usage = (await client.responses.create(model="tiny", input="Hello")).usage
+        assert usage is not None and usage.output_tokens == count
+        assert usage.output_tokens_details.reasoning_tokens <= count
+
+
 async def test_the_clients_helper_follows_the_stream(
     client: openai.AsyncOpenAI, running: Any, encode: Callable[[str], list[int]]
 ) -> None:
