@@ -141,10 +141,10 @@ def _parsed(path: str, tools: Any, kinds: Sequence[str]) -> Any:
     return [_parse_tool(f"{path}[{index}]", tool) for index, tool in enumerate(tools)]
 
 
-def _parse_tool(path: str, tool: Any) -> Any:
+def _parse_tool(path: str, tool: Any) -> ResponseTool:
     kind = tool.get("type") if isinstance(tool, dict) else None
     if not isinstance(kind, str):
-        return tool  # the model of the whole body says what is missing
+        raise invalid(f"{path}.type", f"is missing, must be one of {', '.join(KINDS)}")
     if kind == "namespace":
         tool = tool | {"tools": _parsed(f"{path}.tools", tool.get("tools"), KINDS[:2])}
     if kind == "custom":

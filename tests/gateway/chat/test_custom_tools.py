@@ -132,6 +132,8 @@ async def test_a_call_that_is_begun_holds_to_the_format(
         ("tools[0].format.syntax", [RUN | {"format": {"type": "grammar", "syntax": "lark"}}]),
         ("tools[0].format.definition.properties.input", [with_regex("(")]),
         ("tools[1].name", [RUN, RUN]),
+        ("tools[1].type", [RUN, None]),
+        ("tools[0].type", [{"type": 5, "name": "run"}]),
         ("tools[0].tools[1].name", [CRM | {"tools": [SEARCH, SEARCH]}]),
         ("tools[0].tools[0].parameters.properties.a", [CRM | {"tools": [BAD]}]),
         ("tools[0].format.type", [RUN | {"format": {"type": "xml"}}]),
