@@ -355,6 +355,14 @@ async def test_what_is_different_says_how() -> None:
     assert all(line.note for line in LINES if line.status in ("different", "ignored"))
 
 
+async def test_what_is_refused_says_why() -> None:
+    """In words, next to the values that are accepted."""
+    for line in ALL_LINES:
+        if line.status == "refused":
+            reason = re.sub(r"off: (0|`[^`]*`)(, `[^`]*`)*[;:]?", "", line.note)
+            assert re.search(r"[a-z]{2}", reason), (line.route, line.field)
+
+
 async def test_the_table_has_every_field_of_vllm() -> None:
     for routes, theirs in (((CHAT, COMPLETION), VLLM_FIELDS), *VLLM_OTHERS.items()):
         mine = {line.field for line in LINES if line.route in routes}
