@@ -103,7 +103,7 @@ def write(qkv, kv_dtype, kv_heads, dim, slots, scales, weights=(None, None)):
     cache = cache.view(kv_dtype) if kv_dtype in fp8.LARGEST else cache.to(kv_dtype)
     k_cache, v_cache = cache.unbind(2)
     positions = torch.arange(len(qkv), device=qkv.device)
-    angles = torch.arange(99, device=qkv.device)[:, None] * torch.linspace(0, 1, dim // 2)
+    angles = torch.arange(99)[:, None] * torch.linspace(0, 1, dim // 2)
     cos_sin = torch.cat((angles.cos(), angles.sin()), dim=1).to(qkv.device)
     q = norm_rope_write_kv(
         qkv, positions, cos_sin, k_cache, v_cache, slots, *weights, eps=1e-6, kv_scales=scales
