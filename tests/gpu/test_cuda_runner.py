@@ -263,13 +263,11 @@ def test_logprobs_and_rules_run_on_the_device(
 ) -> None:
     client = Client(runner)
     asking = RowSampling(num_top_logprobs=3, logit_bias=((50, 100.0),))
-    naming = RowSampling(num_top_logprobs=0, logprob_token_ids=(7, 50, 3, 7))
     new = (
         client.enter(0, make_prompt(9), asking),
         client.enter(1, make_prompt(9), GREEDY),
-        client.enter(2, make_prompt(9), naming),
     )
-    client.launch({0: 9, 1: 9, 2: 9}, new_sequences=new)
+    client.launch({0: 9, 1: 9}, new_sequences=new)
     output = client.collect()
     assert output.token_ids[0] == 50
     assert output.token_ids[1] != 50
@@ -277,13 +275,9 @@ def test_logprobs_and_rules_run_on_the_device(
         prompt = torch.tensor([make_prompt(9)], device="cuda")
         expected = checkpoint("llama").model(prompt).logits[0, -1].log_softmax(-1)
     assert output.logprobs is not None
-    found, named = output.logprobs, [7, 50, 3, 7]
-    assert found.rows.tolist() == [0, 2]
-    of_sampled = [float(expected[50]), float(expected.max())]
-    assert found.logprobs.tolist() == pytest.approx(of_sampled, abs=1e-4)
-    assert found.top_token_ids[0, :3].tolist() == expected.topk(3).indices.tolist()
-    assert found.top_token_ids[1].tolist() == named
-    assert found.top_logprobs[1].tolist() == pytest.approx(expected[named].tolist(), abs=1e-4)
+    assert output.logprobs.rows.tolist() == [0]
+    assert output.logprobs.logprobs.tolist() == pytest.approx([float(expected[50])], abs=1e-4)
+    assert output.logprobs.top_token_ids.tolist() == [expected.topk(3).indices.tolist()]
 
 
 def test_a_failed_launch_leaves_no_trace(

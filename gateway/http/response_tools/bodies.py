@@ -20,14 +20,14 @@ from gateway.http.response_tools.input_text import INPUT
 KINDS = ("function", "custom", "namespace")
 
 
-class ToolBody(Strict):
+class ResponseToolBody(Strict):
     """A tool, with what clients copy from elsewhere."""
 
     harmless: ClassVar[Collection[str]] = fields.COPIED
     where: ClassVar[str | None] = "tools[]."
 
 
-class FunctionTool(ToolBody):
+class FunctionTool(ResponseToolBody):
     """A function in this API's form, without a wrapper."""
 
     type: Literal["function"]
@@ -42,7 +42,7 @@ class FunctionTool(ToolBody):
         return Tool(name, self.description, self.parameters, bool(self.strict), places)
 
 
-class InputFormat(ToolBody):
+class InputFormat(ResponseToolBody):
     """What the input of a custom tool must look like."""
 
     type: Literal["text", "grammar"]
@@ -50,7 +50,7 @@ class InputFormat(ToolBody):
     definition: str | None = None
 
 
-class CustomTool(ToolBody):
+class TextTool(ResponseToolBody):
     """A tool whose input is text."""
 
     type: Literal["custom"]
@@ -73,19 +73,19 @@ class CustomTool(ToolBody):
         return Tool(name, self.description, parameters, is_strict=True, places=places)
 
 
-class NamespaceTool(ToolBody):
+class NamespaceTool(ResponseToolBody):
     """Tools under one name."""
 
     type: Literal["namespace"]
     name: str
     description: str | None = None
-    tools: list[FunctionTool | CustomTool]
+    tools: list[FunctionTool | TextTool]
 
 
-ResponseTool = FunctionTool | CustomTool | NamespaceTool
+ResponseTool = FunctionTool | TextTool | NamespaceTool
 _BODIES: Mapping[str, type[ResponseTool]] = {
     "function": FunctionTool,
-    "custom": CustomTool,
+    "custom": TextTool,
     "namespace": NamespaceTool,
 }
 
@@ -104,7 +104,7 @@ class CalledTool:
         return self.name if self.namespace is None else f"{self.namespace}.{self.name}"
 
 
-Leaf = tuple[str, CalledTool, FunctionTool | CustomTool]
+Leaf = tuple[str, CalledTool, FunctionTool | TextTool]
 
 
 def _leaves(tools: Sequence[ResponseTool]) -> Iterator[Leaf]:
@@ -112,10 +112,10 @@ def _leaves(tools: Sequence[ResponseTool]) -> Iterator[Leaf]:
     for index, tool in enumerate(tools):
         path = f"tools[{index}]"
         if not isinstance(tool, NamespaceTool):
-            yield path, CalledTool(tool.name, None, isinstance(tool, CustomTool)), tool
+            yield path, CalledTool(tool.name, None, isinstance(tool, TextTool)), tool
             continue
         for place, inner in enumerate(tool.tools):
-            called = CalledTool(inner.name, tool.name, isinstance(inner, CustomTool))
+            called = CalledTool(inner.name, tool.name, isinstance(inner, TextTool))
             yield f"{path}.tools[{place}]", called, inner
 
 
@@ -167,7 +167,7 @@ def _check_format(path: str, asked: Any) -> None:
 
 
 ResponseTools = Annotated[
-    list[FunctionTool | CustomTool | NamespaceTool],
+    list[FunctionTool | TextTool | NamespaceTool],
     BeforeValidator(_parse_tools, json_schema_input_type=list[ResponseTool]),
 ]
 
