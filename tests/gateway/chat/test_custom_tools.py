@@ -9,7 +9,13 @@ import openai
 import pytest
 import pytest_asyncio
 
+from gateway.chat import formats
+from gateway.chat.answer import ChatFormat, ReasoningFormat
+from gateway.chat.conversation import Conversation, Message
+from gateway.http.response_items import Items
+from gateway.http.response_tools.bodies import TextTool, called_tools, to_tools
 from gateway.http.response_tools.input_text import InputText, to_arguments
+from tests.gateway.chat.test_call_families import CALLED, HOSTILE, glm, kimi, qwen
 from tests.gateway.http_calls import accepts, post, refusal
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -68,6 +74,36 @@ async def test_a_custom_tools_call_has_its_input_as_text(
     added = [event.item for event in events if event.type == "response.output_item.added"]
     assert (done.input, done.item_id, added[-1].input) == (PATCH, last.output[-1].id, "")
     assert not any("function_call" in event.type for event in events)
+
+
+HARMONY_CALL = CALLED.replace("functions.f", "functions.run")
+FAMILIES = {
+    "hermes": called("run", to_arguments(HOSTILE)),
+    "llama3_json": f'{{"name": "run", "parameters": {to_arguments(HOSTILE)}}}',
+    "mistral": f'[TOOL_CALLS][{{"name": "run", "arguments": {to_arguments(HOSTILE)}}}]',
+    "qwen3_coder": qwen("run", input=HOSTILE),
+    "glm": glm("run", input=HOSTILE),
+    "kimi": kimi(("run", to_arguments(HOSTILE))),
+    "harmony": f"{HARMONY_CALL}{to_arguments(HOSTILE)}<|call|>",
+}
+
+
+async def test_every_family_of_models_can_write_the_text() -> None:
+    """Also those that write arguments as plain text; wherever the output is cut."""
+    assert set(FAMILIES) == set(formats.FORMATS)
+    body = TextTool(type="custom", name="run")
+    chat = Conversation((Message("user", "Hi"),), to_tools([body]))
+    for name, text in FAMILIES.items():
+        reasoning = ReasoningFormat.HARMONY if name == "harmony" else None
+        for step in (1, 3, len(text)):
+            reader = ChatFormat(True, formats.FORMATS[name], reasoning).reader(chat, "", None)
+            items = Items(called_tools([body]))
+            assert reader is not None
+            for at in range(0, len(text), step):
+                items.add(reader.push(text[at : at + step], is_last=at + step >= len(text)))
+            items.close("completed")
+            (item,) = items.items
+            assert (item["type"], item["input"]) == ("custom_tool_call", HOSTILE), name
 
 
 async def test_its_call_and_result_come_back_as_turns(running: Any, tokenizer: Any) -> None:
