@@ -52,6 +52,7 @@ class SamplingParams:
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
     num_top_logprobs: int | None = None  # None: no log probabilities
     num_prompt_logprobs: int | None = None  # of the prompt's tokens
+    skip_speculation: bool | None = None  # changes when tokens come, never which
     grammar: str = ""  # set by the pipeline from the request's structure
 
     def check(self, vocab_size: int, *, fewest_tokens: int = 1) -> None:

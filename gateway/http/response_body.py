@@ -236,6 +236,7 @@ class ResponseBody(Body):
     chat_template_kwargs: dict[str, Any] | None = None
     cache_salt: str | None = None
     skip_prefix_cache: bool | None = None
+    skip_speculation: bool | None = None
     request_id: str | None = None
     tools: Annotated[list[FunctionTool], BeforeValidator(check_tools)] | None = None
     tool_choice: (
@@ -296,6 +297,7 @@ class ResponseBody(Body):
             stop_token_ids=tuple(self.stop_token_ids or ()),
             ignore_eos=self.ignore_eos,
             logit_bias=self.logit_bias or (),
+            skip_speculation=self.skip_speculation,
         )
 
     def _structure(self) -> Asked | None:

@@ -116,6 +116,7 @@ class GenerationBody(CandidateFields, Body):
     priority: int | None = None
     cache_salt: str | None = None
     skip_prefix_cache: bool | None = None
+    skip_speculation: bool | None = None
     user: str | None = None
     request_id: str | None = None
     add_special_tokens: bool | None = None
@@ -170,6 +171,7 @@ class GenerationBody(CandidateFields, Body):
             allowed_token_ids=tuple(self.allowed_token_ids or ()),
             num_top_logprobs=num_top_logprobs,
             num_prompt_logprobs=self.prompt_logprobs,
+            skip_speculation=self.skip_speculation,
         )
         request = GenerationRequest(
             request_id=request_id,

@@ -69,6 +69,7 @@ _OPTIONAL_SAMPLING = (
     "presence_penalty",
     "frequency_penalty",
     "repetition_penalty",
+    "skip_speculation",
 )
 
 

@@ -40,6 +40,7 @@ _TOKEN_FIELDS = (
     "repetition_penalty",
     "logprobs",
     "prompt_logprobs",
+    "skip_speculation",
 )
 _CALL_FIELDS = (
     "model",

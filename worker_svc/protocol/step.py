@@ -163,7 +163,8 @@ class StepInput:
     granted_steps: int = 0  # decode steps from this one on; 0: no grant
     wants_state: bool = False
     num_drafted: IntColumn = field(default_factory=no_entries)  # drafts per row; empty: none
-    draft_token_ids: IntColumn = field(default_factory=no_entries)  # row after row
+    # Row after row; empty although there are drafts: the worker's draft model makes them.
+    draft_token_ids: IntColumn = field(default_factory=no_entries)
 
     @property
     def num_tokens(self) -> int:

@@ -153,7 +153,7 @@ class BatchState:
 
         `enter` writes the rows of its new sequences in another way than here.
         """
-        step, new = staged.step, staged.step.new_sequences
+        step, rows, new = staged.step, staged.rows, staged.step.new_sequences
         for slot in (sequence.slot for sequence in new):
             if self.table.columns["num_tokens"][slot]:
                 self._saved.append(
@@ -164,8 +164,8 @@ class BatchState:
         if len(staged.appended_at):
             index = step.appended_slots * self.block_tables.shape[1] + staged.appended_at
             self._put(self.block_tables, index, step.appended_block_ids)
-        if (drafts := staged.rows.drafts) is not None:
-            self.write_sampled(staged.rows, torch.from_numpy(drafts.token_ids), drafts.num_drafted)
+        if (drafts := rows.drafts) is not None:
+            self.write_sampled(rows, upload(self.device, drafts.token_ids)[0], drafts.num_drafted)
 
     def _enter_rows(self, staged: Staged) -> None:
         new = staged.step.new_sequences

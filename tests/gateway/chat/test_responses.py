@@ -194,6 +194,7 @@ async def test_the_extras_of_chats_do_what_they_do_there(running: Any) -> None:
         "chat_template_kwargs": {"enable_thinking": False},
         "cache_salt": "a",
         "skip_prefix_cache": True,
+        "skip_speculation": True,
         "request_id": "mine",
     }
     answered = await running.http.post("/v1/responses", json={"input": "Hi"} | extras)

@@ -124,6 +124,7 @@ DEFAULTS: dict[str, tuple[Any, ...]] = {
     "return_tokens_as_token_ids": (False,),
     "seed": (-1,),
     "skip_prefix_cache": (False,),
+    "skip_speculation": (False,),
     "skip_special_tokens": (True,),
     "stop": ([],),
     "stop_sequences": ([],),
