@@ -19,6 +19,7 @@ from scheduler_svc.core import (
     StepResult,
 )
 from scheduler_svc.core.request.fault import blaming
+from scheduler_svc.core.step.plan import WorkerDraft
 from scheduler_svc.sampling import BadSampling, Sampling, resolve
 from wire.columns import INT32, UINT8, UINT32, pack, unpack
 from wire.logprobs import LogprobColumns
@@ -89,6 +90,7 @@ def to_request(
         tenant=submitted.tenant,
         cache_salt=submitted.cache_salt,
         skip_prefix_cache=submitted.skip_prefix_cache,
+        skip_speculation=params.skip_speculation,
         fork_group=submitted.fork_group,
         prompt_output_begin=output_range.start,
         prompt_output_end=output_range.stop,
@@ -184,7 +186,8 @@ def _add_moves(step: worker_pb2.SchedulerOutput, moves: BlockMoves) -> None:
 def _add_drafts(step: worker_pb2.SchedulerOutput, plan: StepPlan) -> None:
     drafts = [plan.drafts.get(slot, ()) for slot in plan.slots.tolist()]
     step.num_drafted = pack(list(map(len, drafts)))
-    step.draft_token_ids = pack([int(token_id) for row in drafts for token_id in row])
+    known = [row for row in drafts if not isinstance(row, WorkerDraft)]  # all rows', or no row's
+    step.draft_token_ids = pack([int(token_id) for row in known for token_id in row])
 
 
 def _to_new_sequence(new: EnteringSequence) -> worker_pb2.NewSequence:
@@ -217,6 +220,7 @@ def _to_new_sequence(new: EnteringSequence) -> worker_pb2.NewSequence:
                 types_pb2.TokenSequence(token_ids=word) for word in sampling.bad_words_token_ids
             ],
             logprobs=sampling.num_top_logprobs,
+            logprob_token_ids=sampling.logprob_token_ids,
             grammar=sampling.grammar,
             prompt_logprobs=sampling.num_prompt_logprobs,
             pooling=sampling.pooling,
@@ -328,7 +332,7 @@ def to_prompt_output(prompt_output: PromptOutput) -> types_pb2.PromptOutput:
 
 
 def to_token_logprobs(logprobs: LogprobColumns, num_top: int) -> list[types_pb2.TokenLogprobs]:
-    """One message per row, with the `num_top` likeliest tokens."""
+    """One message per row, with the first `num_top` tokens that it reports."""
     return [
         types_pb2.TokenLogprobs(
             logprob=logprobs.logprobs[row],

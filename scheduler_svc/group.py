@@ -22,6 +22,7 @@ from scheduler_svc.explain.trace import Trace
 from scheduler_svc.journal.recorder import Recorder
 from scheduler_svc.journal.start import make_core
 from scheduler_svc.observe.step_profile import LoopProfile
+from scheduler_svc.speculation.start import problem_with_worker
 from scheduler_svc.stepping import ProfiledStepping, Stepping
 from scheduler_svc.worker.link import (
     AttachRefused,
@@ -264,8 +265,8 @@ class WorkerGroup:
         """
         if self._config.preemption is Preemption.SWAP and not worker.num_host_blocks:
             raise WrongWorker("it has no host blocks (--host-blocks), which preemption swap needs")
-        if self._config.speculative_config is not None and not worker.verifies_drafts:
-            raise WrongWorker("it verifies no drafts, which --speculative-config needs")
+        if problem := problem_with_worker(self._config.speculative_config, worker):
+            raise WrongWorker(problem)
         self._served.claim(self.address, worker)
         if worker.incarnation != self._incarnation:
             self._incarnation = worker.incarnation

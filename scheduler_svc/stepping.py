@@ -24,7 +24,7 @@ from scheduler_svc.explain.first_tokens import FirstTokenStep
 from scheduler_svc.explain.trace import StepRecord, Trace
 from scheduler_svc.observe.step_log import log_step
 from scheduler_svc.observe.step_profile import LoopProfile
-from scheduler_svc.speculation.drafter import Drafter
+from scheduler_svc.speculation.start import make_drafter
 from scheduler_svc.worker.link import Answer, LinkLost, WorkerLink
 from scheduler_svc.worker.pace import Pace
 from scheduler_svc.worker.state_check import StateCheck, StateDiffers
@@ -57,7 +57,7 @@ class Stepping:
         interval = config.state_check_interval if worker.has_state_hashes else 0
         self.state_check = StateCheck(core, interval)
         speculation = config.speculative_config
-        self._drafter = None if speculation is None else Drafter(speculation, core)
+        self._drafter = None if speculation is None else make_drafter(speculation, core)
 
     @property
     def awaits_answer(self) -> bool:

@@ -43,6 +43,7 @@ CHOICES = {
 # Options with an effect on one kind of device alone, and what does the same on the other.
 DEVICE_OF = {
     "kv_cache_gib": "cpu",
+    "draft_model": "cpu",
     "gpu_memory_utilization": "cuda",
     "attention_backend": "cuda",
     "gemm_algorithms": "cuda",
@@ -64,6 +65,8 @@ class WorkerConfig:
 
     model: Path | None = None
     served_model_name: str = ""
+    draft_model: Path | None = None
+    draft_model_name: str = ""  # what a hub calls it; empty: the folder's or the file's
     host: str = "127.0.0.1"
     port: int = 50053
     dtype: str = "auto"
@@ -190,9 +193,13 @@ def parse(arguments: Sequence[str]) -> WorkerConfig:
         found = locate(options["model"], with_weights=True)
         options["model"] = found.path
         options["served_model_name"] = options["served_model_name"] or found.name
-    model = options["model"]
-    if model is not None and (problem := problem_with(model)):
-        parser.error(f"--model: {problem}")
+    if options["draft_model"] is not None:
+        found = locate(options["draft_model"], with_weights=True)
+        options["draft_model"], options["draft_model_name"] = found.path, found.name
+    for name in ("model", "draft_model"):
+        path = options[name]
+        if path is not None and (problem := problem_with(path)):
+            parser.error(f"--{name.replace('_', '-')}: {problem}")
     try:
         options["failpoints"] = tuple(map(Failpoint.parse, options["failpoints"]))
         options["identity"] = take_identity(options)
@@ -231,6 +238,12 @@ def make_parser() -> argparse.ArgumentParser:
     add = partial(_add, parser)
     add("--model", Path, "folder, GGUF file or ORG/NAME[@REVISION] (default: wait for LoadModel)")
     add("--served-model-name", str, "name for requests; empty: ORG/NAME, or the folder's or file's")
+    add(
+        "--draft-model",
+        Path,
+        "model of the same vocabulary that drafts tokens, as --model names one; for a scheduler "
+        "whose --speculative-config has method draft_model; on cpu",
+    )
     add("--host", str, "address to listen on")
     add("--port", int, "port to listen on, and for other ranks the ports after it; 0: any free one")
     add("--drain-timeout-s", float, "seconds that the scheduler may go on for after SIGTERM")

@@ -1,10 +1,12 @@
-"""Tokens per second with drafts from a request's own tokens, and without, on the same product.
+"""Tokens per second with drafts, and without, on the same product.
 
     python -m bench.compare.speculation [--model FILE] [--method ngram suffix] [--streams 1 8]
+    python -m bench.compare.speculation --method draft_model [--draft-model FILE]
 
 Prompts whose answers repeat them (edit this code, summarize this text, fill this JSON) are answered
 greedily, and prompts of random tokens at temperature 1, `--streams` at a time. Off and on run in
 turn, so that both see the same machine; outputs must be equal, token for token, or the run fails.
+Without --draft-model the model drafts for itself: every draft comes true, and none can pay.
 """
 
 import argparse
@@ -25,6 +27,7 @@ from bench.harness.services import ProductFailed, free_ports, settings
 from bench.harness.stack import started
 from default_model.folder import ensure_file
 from pagewire.cli.launcher import services
+from pagewire.cli.launcher.options.draft_model import words_for_worker
 
 RANDOM_LENGTH, RANDOM_VOCABULARY = 200, 10_000
 REPEATED, RANDOM = "repeating", "random"
@@ -44,7 +47,11 @@ def main(arguments: Sequence[str]) -> int:
     results = Results(options.json, ["python", "-m", "bench.compare.speculation", *arguments])
     configs: dict[str, dict[str, object] | None] = {"off": None}
     for method in options.method:
-        configs[method] = {"method": method, "num_speculative_tokens": options.tokens}
+        config = {"method": method, "num_speculative_tokens": options.tokens}
+        configs[method] = config
+        if method == "draft_model":
+            draft = options.draft_model or options.model or ensure_file()
+            config["model"] = str(draft.absolute())
     is_equal = True
     with ExitStack() as stack:
         clients = {
@@ -63,7 +70,8 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     )  # fmt: skip
     add = parser.add_argument
     add("--model", type=Path, help="folder or GGUF file (default: the default model)")
-    add("--method", nargs="+", default=["ngram"], choices=["ngram", "suffix"])
+    add("--method", nargs="+", default=["ngram"], choices=["ngram", "suffix", "draft_model"])
+    add("--draft-model", type=Path, help="folder or GGUF file (default: the model itself)")
     add("--tokens", type=int, default=4, help="num_speculative_tokens")
     add("--streams", type=int, nargs="+", default=[1], help="requests at a time")
     add("--max-tokens", type=int, default=160, help="of each answer")
@@ -78,8 +86,9 @@ def _served(
     options: argparse.Namespace, config: dict[str, object] | None
 ) -> Iterator[pagewire.Client]:
     ports = free_ports()
-    scheduler = () if config is None else ("--speculative-config", json.dumps(config))
-    worker = ("--dtype", options.dtype, "--kv-cache-gib", "1")
+    text = None if config is None else json.dumps(config)
+    scheduler = () if text is None else ("--speculative-config", text)
+    worker = ("--dtype", options.dtype, "--kv-cache-gib", "1", *words_for_worker(text))
     specs = services.plan(settings(ports, worker, scheduler), options.model or ensure_file())
     with (
         started(specs, ports),

@@ -1,7 +1,7 @@
 // Decode attention over a paged cache in 8-bit floats, for many rows.
 //
-//   q [B, H, 128] bfloat16, keys and values [num_blocks, block_size, KV heads, 128]  ->  out [B, H,
-//   128]
+//   q [B, H, 128] bfloat16, keys and values [num_blocks, block_size, KV heads, 128]
+//     ->  out [B, H, 128]
 //
 // A block has one KV head of one sequence with the query heads that share it, up to eight, and its
 // warps take tiles of 16 tokens in turn, which their registers hold. Keys and values are widened to

@@ -36,7 +36,7 @@ ROW_STATUS_NOT_FINITE: RowStatus
 ROW_STATUS_DEAD_END: RowStatus
 
 class WorkerDescription(_message.Message):
-    __slots__ = ("model", "incarnation", "num_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens", "rank", "world_size", "device", "kv_dtype", "kv_layout", "graph_batch_sizes", "attention_backend", "num_host_blocks", "max_granted_steps", "has_state_hashes", "sends_heartbeats", "attention_timings", "rank_addresses", "all_reduce", "gemm_timings", "rehearsed_steps", "prepares_grammars", "protocol_minor", "verifies_drafts")
+    __slots__ = ("model", "incarnation", "num_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens", "rank", "world_size", "device", "kv_dtype", "kv_layout", "graph_batch_sizes", "attention_backend", "num_host_blocks", "max_granted_steps", "has_state_hashes", "sends_heartbeats", "attention_timings", "rank_addresses", "all_reduce", "gemm_timings", "rehearsed_steps", "prepares_grammars", "protocol_minor", "verifies_drafts", "draft_model")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
@@ -62,6 +62,7 @@ class WorkerDescription(_message.Message):
     PREPARES_GRAMMARS_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_MINOR_FIELD_NUMBER: _ClassVar[int]
     VERIFIES_DRAFTS_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_MODEL_FIELD_NUMBER: _ClassVar[int]
     model: _types_pb2.ModelInfo
     incarnation: int
     num_blocks: int
@@ -87,7 +88,8 @@ class WorkerDescription(_message.Message):
     prepares_grammars: bool
     protocol_minor: int
     verifies_drafts: bool
-    def __init__(self, model: _Optional[_Union[_types_pb2.ModelInfo, _Mapping]] = ..., incarnation: _Optional[int] = ..., num_blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ..., device: _Optional[str] = ..., kv_dtype: _Optional[str] = ..., kv_layout: _Optional[str] = ..., graph_batch_sizes: _Optional[_Iterable[int]] = ..., attention_backend: _Optional[str] = ..., num_host_blocks: _Optional[int] = ..., max_granted_steps: _Optional[int] = ..., has_state_hashes: bool = ..., sends_heartbeats: bool = ..., attention_timings: _Optional[_Iterable[_Union[AttentionTiming, _Mapping]]] = ..., rank_addresses: _Optional[_Iterable[str]] = ..., all_reduce: _Optional[str] = ..., gemm_timings: _Optional[_Iterable[_Union[_timing_pb2.GemmTiming, _Mapping]]] = ..., rehearsed_steps: _Optional[_Iterable[_Union[_timing_pb2.RehearsedStep, _Mapping]]] = ..., prepares_grammars: bool = ..., protocol_minor: _Optional[int] = ..., verifies_drafts: bool = ...) -> None: ...
+    draft_model: _types_pb2.ModelInfo
+    def __init__(self, model: _Optional[_Union[_types_pb2.ModelInfo, _Mapping]] = ..., incarnation: _Optional[int] = ..., num_blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ..., device: _Optional[str] = ..., kv_dtype: _Optional[str] = ..., kv_layout: _Optional[str] = ..., graph_batch_sizes: _Optional[_Iterable[int]] = ..., attention_backend: _Optional[str] = ..., num_host_blocks: _Optional[int] = ..., max_granted_steps: _Optional[int] = ..., has_state_hashes: bool = ..., sends_heartbeats: bool = ..., attention_timings: _Optional[_Iterable[_Union[AttentionTiming, _Mapping]]] = ..., rank_addresses: _Optional[_Iterable[str]] = ..., all_reduce: _Optional[str] = ..., gemm_timings: _Optional[_Iterable[_Union[_timing_pb2.GemmTiming, _Mapping]]] = ..., rehearsed_steps: _Optional[_Iterable[_Union[_timing_pb2.RehearsedStep, _Mapping]]] = ..., prepares_grammars: bool = ..., protocol_minor: _Optional[int] = ..., verifies_drafts: bool = ..., draft_model: _Optional[_Union[_types_pb2.ModelInfo, _Mapping]] = ...) -> None: ...
 
 class AttentionTiming(_message.Message):
     __slots__ = ("kind", "shape", "backend", "us")
@@ -334,7 +336,7 @@ class NewSequence(_message.Message):
     def __init__(self, slot: _Optional[int] = ..., request_id: _Optional[str] = ..., token_ids: _Optional[bytes] = ..., num_prompt_tokens: _Optional[int] = ..., num_computed_tokens: _Optional[int] = ..., block_ids: _Optional[bytes] = ..., sampling: _Optional[_Union[RowSampling, _Mapping]] = ..., prompt_output_begin: _Optional[int] = ..., prompt_only: bool = ..., grammar_preparation: _Optional[int] = ..., trace: _Optional[_Union[_types_pb2.TraceContext, _Mapping]] = ...) -> None: ...
 
 class RowSampling(_message.Message):
-    __slots__ = ("temperature", "top_p", "top_k", "min_p", "seed", "min_tokens", "stop_token_ids", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "allowed_token_ids", "bad_words_token_ids", "logprobs", "grammar", "prompt_logprobs", "pooling")
+    __slots__ = ("temperature", "top_p", "top_k", "min_p", "seed", "min_tokens", "stop_token_ids", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "allowed_token_ids", "bad_words_token_ids", "logprobs", "grammar", "prompt_logprobs", "pooling", "logprob_token_ids")
     TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
     TOP_P_FIELD_NUMBER: _ClassVar[int]
     TOP_K_FIELD_NUMBER: _ClassVar[int]
@@ -352,6 +354,7 @@ class RowSampling(_message.Message):
     GRAMMAR_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     POOLING_FIELD_NUMBER: _ClassVar[int]
+    LOGPROB_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     temperature: float
     top_p: float
     top_k: int
@@ -369,7 +372,8 @@ class RowSampling(_message.Message):
     grammar: str
     prompt_logprobs: int
     pooling: _types_pb2.Pooling
-    def __init__(self, temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., min_p: _Optional[float] = ..., seed: _Optional[int] = ..., min_tokens: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., logit_bias: _Optional[_Iterable[_Union[_types_pb2.LogitBias, _Mapping]]] = ..., allowed_token_ids: _Optional[_Iterable[int]] = ..., bad_words_token_ids: _Optional[_Iterable[_Union[_types_pb2.TokenSequence, _Mapping]]] = ..., logprobs: _Optional[int] = ..., grammar: _Optional[str] = ..., prompt_logprobs: _Optional[int] = ..., pooling: _Optional[_Union[_types_pb2.Pooling, str]] = ...) -> None: ...
+    logprob_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., min_p: _Optional[float] = ..., seed: _Optional[int] = ..., min_tokens: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., logit_bias: _Optional[_Iterable[_Union[_types_pb2.LogitBias, _Mapping]]] = ..., allowed_token_ids: _Optional[_Iterable[int]] = ..., bad_words_token_ids: _Optional[_Iterable[_Union[_types_pb2.TokenSequence, _Mapping]]] = ..., logprobs: _Optional[int] = ..., grammar: _Optional[str] = ..., prompt_logprobs: _Optional[int] = ..., pooling: _Optional[_Union[_types_pb2.Pooling, str]] = ..., logprob_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class ModelRunnerOutput(_message.Message):
     __slots__ = ("step_id", "token_ids", "row_status", "error", "timings", "logprobs", "state", "row_errors", "prompt_outputs", "num_sampled")

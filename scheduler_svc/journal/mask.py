@@ -27,6 +27,7 @@ from scheduler_svc.core import (
     StepPlan,
     StepResult,
 )
+from scheduler_svc.core.step.plan import WorkerDraft
 from scheduler_svc.sampling import Sampling
 
 Hashes = NDArray[np.uint64]
@@ -89,7 +90,10 @@ class Mask:
 
     def drafts(self, drafts: Drafts) -> Drafts:
         """Drafts with replaced tokens: those that come true are replaced alike when they do."""
-        return {slot: self._following(slot, token_ids)[0] for slot, token_ids in drafts.items()}
+        return {slot: self._draft(slot, draft) for slot, draft in drafts.items()}
+
+    def _draft(self, slot: int, draft: Tokens | WorkerDraft) -> Tokens | WorkerDraft:
+        return draft if isinstance(draft, WorkerDraft) else self._following(slot, draft)[0]
 
     def result(
         self, result: StepResult, outputs: StepOutputs
@@ -194,7 +198,7 @@ def _without_tokens(request: Request) -> Request:
     sampling = request.sampling
     if isinstance(sampling, Sampling):
         sampling = replace(sampling, logit_bias=(), allowed_token_ids=(), bad_words_token_ids=())
-        sampling = replace(sampling, grammar="")
+        sampling = replace(sampling, grammar="", logprob_token_ids=())
     return replace(request, stop_token_ids=(), ignore_eos=False, sampling=sampling)
 
 

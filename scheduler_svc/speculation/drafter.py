@@ -9,11 +9,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from scheduler_svc.core import Drafts, Scheduler, Sequence, StepPlan
+from scheduler_svc.core import Drafts, Scheduler, Sequence, Status, StepPlan
 from scheduler_svc.core.request.request import TokenIds
 from scheduler_svc.core.step.plan import NO_DRAFTS
 from scheduler_svc.speculation.lookup import look_up
 from scheduler_svc.speculation.options import SpeculationOptions
+from scheduler_svc.speculation.past_outputs import PastOutputs
 from scheduler_svc.speculation.pay import Batch, StepCosts, best_length
 
 _AT_FIRST = 0.45  # the probability that a prediction comes true, before any was seen
@@ -54,6 +55,9 @@ class Drafter:
         self._core = core
         self._courses: dict[Sequence, _Course] = {}
         self._costs = StepCosts()
+        self._past = PastOutputs(
+            options.suffix_decoding_max_cached_requests, options.suffix_decoding_max_tree_depth
+        )
 
     def stepped(self, plan: StepPlan, duration_s: float) -> None:
         """Takes note of what a step took."""
@@ -62,6 +66,7 @@ class Drafter:
 
     def propose(self) -> Drafts:
         """Drafts by slot, for the rows whose drafts pay; none for all others."""
+        self._keep_outputs()
         running, limit = self._core.view.running, self._options.disable_by_batch_size
         if not running or (limit and len(running) >= limit):
             return NO_DRAFTS
@@ -81,9 +86,16 @@ class Drafter:
             drafts[sequence.slot] = self._refreshed(sequence, course)[:length]
         return drafts
 
+    def _keep_outputs(self) -> None:
+        """Keeps those of requests that have ended, for others to draft from."""
+        for sequence in [s for s in self._courses if s.status is Status.FINISHED]:
+            self._past.add(sequence)
+            del self._courses[sequence]
+
     def _predicts(self, sequence: Sequence, course: _Course) -> bool:
         """Whether a request's tokens predict the next ones, and have done so well enough."""
-        if sequence.request.has_grammar:  # its masks follow its tokens, one by one
+        request = sequence.request
+        if request.has_grammar or request.skip_speculation:  # masks follow tokens, one by one
             return False
         assert sequence.slot is not None
         num_known = self._num_known(sequence)
@@ -98,7 +110,8 @@ class Drafter:
         """What the tokens of a request predict now, looked up once for the same tokens."""
         if not course.is_fresh:
             known = self._core.view.token_ids[sequence.slot, : course.num_seen]
-            course.predicted = look_up(known, self._options)
+            others = self._past.of(sequence.request)
+            course.predicted = look_up(known, self._options, others)
             course.is_fresh = True
         return course.predicted
 

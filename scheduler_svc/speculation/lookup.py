@@ -1,4 +1,4 @@
-"""Finds what may come next in the tokens of a sequence: what followed its last tokens before.
+"""Finds what may come next in the tokens of a sequence, or of others: what followed such tokens.
 
 Nothing is kept between two calls: the tokens alone decide, in a few passes over them.
 """
@@ -13,15 +13,23 @@ _LEAST_SUFFIX = 2  # one token that agrees predicts little: random text has many
 _NOTHING: TokenIds = np.zeros(0, dtype=np.int32)
 
 
-def look_up(token_ids: TokenIds, options: SpeculationOptions) -> TokenIds:
-    """Tokens that may follow the given ones [N], at most num_speculative_tokens; often none."""
+def look_up(
+    token_ids: TokenIds, options: SpeculationOptions, others: TokenIds = _NOTHING
+) -> TokenIds:
+    """Tokens that may follow the given ones [N], at most num_speculative_tokens; often none.
+
+    With `suffix`, they may come from `others`: sequences with a number below 0 after each.
+    """
     most = options.num_speculative_tokens
     if options.method is Method.NGRAM:
         ends, length = _longest(token_ids, options.prompt_lookup_max)
         if length < options.prompt_lookup_min:
             return _NOTHING
         return _continued(token_ids, int(ends[-1]), most)
-    ends, length = _longest(token_ids, options.suffix_decoding_max_tree_depth)
+    depth = min(options.suffix_decoding_max_tree_depth, len(token_ids))
+    if len(others):
+        token_ids = np.concatenate((others, token_ids))
+    ends, length = _longest(token_ids, depth)
     if length < _LEAST_SUFFIX:
         return _NOTHING
     most = min(most, int(options.suffix_decoding_max_spec_factor * length))
@@ -59,6 +67,7 @@ def _likeliest(
     probability = 1.0
     while len(drafted) < most:
         ends = ends[ends < len(token_ids)]
+        ends = ends[token_ids[ends] >= 0]  # where another sequence ends, nothing follows
         if not len(ends):
             break
         following = token_ids[ends]

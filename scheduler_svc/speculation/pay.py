@@ -31,6 +31,12 @@ class StepCosts:
         before = self._seconds.get(num_tokens, seconds)
         self._seconds[num_tokens] = _FADE * before + (1 - _FADE) * seconds
 
+    def observe_best(self, num_tokens: int, seconds: float) -> None:
+        """The same; if it is less than expected, what was before no longer counts."""
+        if seconds < self._seconds.get(num_tokens, seconds):
+            self._seconds[num_tokens] = seconds
+        self.observe(num_tokens, seconds)
+
     def of(self, num_tokens: int) -> float | None:
         """Expected seconds, between those of the nearest sizes; beyond them, as the nearest took.
 
@@ -47,22 +53,41 @@ class StepCosts:
         return sizes[smaller] + part * (sizes[larger] - sizes[smaller])
 
 
-def best_length(batch: Batch, most: int, costs: StepCosts) -> int:
-    """The number of drafts per row that brings most tokens a second; 0: none pays."""
+def best_length(batch: Batch, most: int, costs: StepCosts, draft_s: float = 0.0) -> int:
+    """The number of drafts per row that brings most tokens a second; 0: none pays.
+
+    To make one draft for each row that drafts takes `draft_s`.
+    """
+    return best_choice(batch, most, costs, draft_s).length
+
+
+@dataclass(frozen=True, slots=True)
+class BestLength:
+    """A length of drafts, and what it saves."""
+
+    length: int
+    saved_s: float  # for each token of a row
+
+
+def best_choice(batch: Batch, most: int, costs: StepCosts, draft_s: float) -> BestLength:
+    """The length as in `best_length`, and what it saves."""
     plain_s = costs.of(batch.num_rows)
     if plain_s is None or not batch.num_drafting:
-        return 0
+        return BestLength(0, 0.0)
     others = batch.num_rows - batch.num_drafting
-    best, most_per_s = 0, _MARGIN * batch.num_rows / plain_s
+    plain_per_s = batch.num_rows / plain_s
+    best, most_per_s = 0, _MARGIN * plain_per_s
     came_true, expected = 1.0, 1.0  # tokens that a row with drafts brings
     for length in range(1, most + 1):
         came_true *= batch.probability
         expected += came_true
         seconds = costs.of(batch.num_rows + length * batch.num_drafting) or plain_s
+        seconds += length * draft_s
         num_tokens = others + batch.num_drafting * expected
         if others:  # they go on in the step that the drafting rows await
             seconds += costs.of(others) or plain_s
             num_tokens += others
         if num_tokens / seconds > most_per_s:
             best, most_per_s = length, num_tokens / seconds
-    return best
+    saved_s = plain_s - batch.num_rows / most_per_s if best else 0.0
+    return BestLength(best, saved_s)

@@ -250,7 +250,7 @@ def _rows(step: worker_pb2.SchedulerOutput, limits: Limits) -> tuple[IntColumn, 
 def _drafts(
     step: worker_pb2.SchedulerOutput, num_scheduled: IntColumn, limits: Limits
 ) -> tuple[IntColumn, IntColumn]:
-    """How many of each row's tokens are drafts, and these."""
+    """How many of each row's tokens are drafts, and these; none: the worker makes them."""
     num_drafted = columns.column(step.num_drafted, "num_drafted").astype(np.int64)
     token_ids = columns.column(step.draft_token_ids, "draft_token_ids").astype(np.int64)
     if len(num_drafted) not in (0, len(num_scheduled)):
@@ -259,7 +259,7 @@ def _drafts(
         if num_drafted.min() < 0 or (num_drafted >= num_scheduled).any():
             raise BadStep("num_drafted", "a row's last known token is computed with its drafts")
         columns.check_range(token_ids, 0, limits.vocab_size, "draft_token_ids", "token")
-    if len(token_ids) != num_drafted.sum():
+    if len(token_ids) and len(token_ids) != num_drafted.sum():
         drafted = num_drafted.sum()
         raise BadStep("draft_token_ids", f"{len(token_ids)} tokens, num_drafted says {drafted}")
     return num_drafted, token_ids
@@ -362,6 +362,7 @@ def _processors(message: worker_pb2.RowSampling, name: str, limits: Limits) -> d
     _check_vocabulary(bias, f"{name}.logit_bias", limits)
     _check_vocabulary(allowed, f"{name}.allowed_token_ids", limits)
     _check_vocabulary(chain(*bad_words), f"{name}.bad_words_token_ids", limits)
+    _check_vocabulary(message.logprob_token_ids, f"{name}.logprob_token_ids", limits)
     return {
         "presence_penalty": message.presence_penalty,
         "frequency_penalty": message.frequency_penalty,
@@ -373,6 +374,7 @@ def _processors(message: worker_pb2.RowSampling, name: str, limits: Limits) -> d
         "num_top_logprobs": min(message.logprobs, limits.vocab_size)
         if message.HasField("logprobs")
         else None,
+        "logprob_token_ids": tuple(message.logprob_token_ids),
         "grammar": message.grammar,
         **_questions(message, name, limits),
     }

@@ -89,6 +89,7 @@ class RowSampling:
     num_top_logprobs: int | None = None  # None: report no log probabilities
     grammar: str = ""  # constrains the output; empty: none
     num_prompt_logprobs: int | None = None  # None: report none for the prompt
+    logprob_token_ids: tuple[int, ...] = ()  # reported in place of the likeliest; empty: those
     pooling: Pooling | None = None  # None: no embedding
 
     @property
@@ -163,7 +164,8 @@ class StepInput:
     granted_steps: int = 0  # decode steps from this one on; 0: no grant
     wants_state: bool = False
     num_drafted: IntColumn = field(default_factory=no_entries)  # drafts per row; empty: none
-    draft_token_ids: IntColumn = field(default_factory=no_entries)  # row after row
+    # Row after row; empty although there are drafts: the worker's draft model makes them.
+    draft_token_ids: IntColumn = field(default_factory=no_entries)
 
     @property
     def num_tokens(self) -> int:

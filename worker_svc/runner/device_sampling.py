@@ -48,11 +48,11 @@ def sample_rows(
     slots: SlotsOnDevice, part: VocabPart, staged: Staged, sampling: SamplingRows
 ) -> SampleExtras:
     """Samples after each of a step's R positions, with all that their rows ask for."""
-    wanted, processors = sampling.logprob_rows, sampling.logits_processors
+    wanted, processors = sampling.wanted, sampling.logits_processors
     raw = has_choice = None
     if len(wanted) or processors:
         logits = part.whole()  # [R, V]
-        raw = logprobs.distributions(logits, wanted) if len(wanted) else None  # [N, V]
+        raw = logprobs.distributions(logits, wanted.rows) if len(wanted) else None  # [N, V]
         if processors:
             logits = logits.float()
             has_choice = fetched(_adjust(slots, logits, processors))
@@ -61,7 +61,7 @@ def sample_rows(
     found = None
     if raw is not None:
         known = _written(slots, staged) if token_ids is None else token_ids.clamp(min=0).long()
-        found = logprobs.look_up(raw, wanted, known, sampling.num_top).fetched()
+        found = logprobs.look_up(raw, wanted, known).fetched()
     there = None if token_ids is None else fetched(token_ids)
     return SampleExtras(found, has_choice, processors, there)
 

@@ -41,7 +41,7 @@ from worker_svc.protocol.step import (
 from worker_svc.runner.batch_state import BatchState, Staged
 from worker_svc.runner.block_mover import BlockMover
 from worker_svc.runner.inputs import ModelInputs
-from worker_svc.runner.rows import Rows
+from worker_svc.runner.rows import RowDrafts, Rows
 from worker_svc.sampling.grammars import Grammars
 from worker_svc.sampling.prompt_outputs import DevicePromptOutput, Part, compute_prompt_outputs
 
@@ -118,6 +118,11 @@ class ModelRunner(ABC):
         return self._device
 
     @property
+    def makes_drafts(self) -> bool:
+        """Whether it has a draft model."""
+        return False
+
+    @property
     def graph_batch_sizes(self) -> tuple[int, ...]:
         """Batch sizes with a captured graph."""
         return ()
@@ -127,8 +132,7 @@ class ModelRunner(ABC):
         """Starts one step. Raises BadStep, or answers with an error, without a trace of it."""
         started = time.perf_counter()
         staged = self.state.stage(step)
-        if staged.rows.drafts is not None and not self.verifies_drafts:
-            raise BadStep("num_drafted", "this worker verifies no drafts")
+        self._check_drafts(staged.rows.drafts)
         try:
             launched = self._launch(staged, queue_us, started)
         except Exception as error:  # whatever the device raises, the process and the state live on
@@ -144,6 +148,15 @@ class ModelRunner(ABC):
         if isinstance(launched, StepOutput):
             self.record(staged, launched, started)
         return launched
+
+    def _check_drafts(self, drafts: RowDrafts | None) -> None:
+        """Raises BadStep for drafts that this worker cannot verify or make."""
+        if drafts is None:
+            return
+        if not self.verifies_drafts:
+            raise BadStep("num_drafted", "this worker verifies no drafts")
+        if drafts.are_made_here and not self.makes_drafts:
+            raise BadStep("draft_token_ids", "is empty, and this worker has no draft model")
 
     def execute(self, step: StepInput, queue_us: int = 0) -> StepOutput:
         """Launches one step and waits for its answer."""

@@ -18,8 +18,9 @@ class RowDrafts:
     """The drafts of a step with B rows."""
 
     num_drafted: IntColumn  # [B]
-    token_ids: IntColumn  # row after row
+    token_ids: IntColumn  # row after row; of drafts made here, 0 until `DraftModel.draft`
     num_accepted: IntColumn  # [B]; 0 until the step has sampled, then filled by `verify`
+    are_made_here: bool = False  # by this worker's draft model
 
     @property
     def num_refused(self) -> IntColumn:
@@ -84,15 +85,19 @@ def drafts_of(step: StepInput, columns: NDArray[np.void], slots: IntColumn) -> R
 
     `columns` [B] of SLOT are those of the rows' slots.
     """
-    if not len(step.draft_token_ids):
-        return None
     has_drafts = step.num_drafted > 0
+    if not has_drafts.any():
+        return None
     decodes = columns["num_computed"] + 1 == columns["num_tokens"]
     decodes &= (step.num_scheduled == 1 + step.num_drafted) & ~columns["prompt_only"]
     refuse(has_drafts & ~decodes, "num_drafted", slots, "does not decode")
     has_grammar = has_drafts & columns["has_grammar"]
     refuse(has_grammar, "num_drafted", slots, "has a grammar, which reads no drafts")
-    return RowDrafts(step.num_drafted, step.draft_token_ids, np.zeros_like(step.num_drafted))
+    num_drafted, token_ids = step.num_drafted, step.draft_token_ids
+    made_here = not len(token_ids)
+    if made_here:
+        token_ids = np.zeros(int(num_drafted.sum()), dtype=np.int64)
+    return RowDrafts(num_drafted, token_ids, np.zeros_like(num_drafted), made_here)
 
 
 def places_in_rows(counts: IntColumn) -> IntColumn:

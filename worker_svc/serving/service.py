@@ -258,6 +258,9 @@ def to_description(description: Description) -> worker_pb2.WorkerDescription:
         has_state_hashes=True,
         prepares_grammars=True,
         verifies_drafts=description.verifies_drafts,
+        draft_model=None
+        if description.draft_model is None
+        else to_model_info(description.draft_model),
         protocol_minor=STEP_MINOR,
         rehearsed_steps=[
             timing_pb2.RehearsedStep(num_tokens=num_tokens, seconds=seconds)

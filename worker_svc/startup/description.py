@@ -1,11 +1,19 @@
 """Description of a worker for schedulers."""
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
 
 from kernels.gemm.cublas_lt import GemmShape
+from pagewire.gguf.files import model_name, read_file
 from worker_svc.attention.backend import AttentionTiming
+from worker_svc.models.config import ModelConfig
 from worker_svc.models.gemm_choices import GemmChoice
+
+TOKENIZER = "tokenizer.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +50,31 @@ class Description:
     gemm_choices: Mapping[GemmShape, GemmChoice] = field(default_factory=dict)  # by shape
     num_host_blocks: int = 0
     verifies_drafts: bool = False
+    draft_model: ModelFacts | None = None  # None: it has none
     rank: int = 0
     world_size: int = 1
     all_reduce: str = ""  # implementation; empty without tensor parallelism
     rehearsed_s: Mapping[int, float] = field(default_factory=dict)  # by number of tokens
     rank_addresses: tuple[str, ...] = ()  # by rank; empty without tensor parallelism
+
+
+def facts_of(
+    shape: ModelConfig, folder: Path, name: str, dtype: torch.dtype, max_model_len: int
+) -> ModelFacts:
+    """The facts of a folder's or a GGUF file's model; without a `name` it has the folder's."""
+    return ModelFacts(
+        name=name or model_name(folder),
+        architecture=shape.architecture,
+        vocab_size=shape.vocab_size,
+        max_model_len=max_model_len,
+        eos_token_ids=shape.eos_token_ids,
+        config_sha256=_sha256(folder, "config.json"),
+        tokenizer_sha256=_sha256(folder, TOKENIZER),
+        dtype=str(dtype).removeprefix("torch."),
+        quantization="none" if shape.quantization is None else shape.quantization.label,
+    )
+
+
+def _sha256(folder: Path, name: str) -> str:
+    content = read_file(folder, name)
+    return "" if content is None else hashlib.sha256(content).hexdigest()

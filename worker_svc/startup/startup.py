@@ -1,6 +1,5 @@
 """Builds the parts of each start-up phase: the loaded model, then a runner with its KV cache."""
 
-import hashlib
 import logging
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,7 +8,7 @@ import torch
 
 from kernels import fp8
 from kernels.gemm import cublas_lt
-from pagewire.gguf.files import model_name, read_file
+from pagewire.gguf.files import read_file
 from wire.grammar import Vocabulary, read_vocabulary
 from wire.grammar_check.checks import GrammarChecks, VocabularySource
 from worker_svc.attention.flash_attn import Setup
@@ -29,8 +28,9 @@ from worker_svc.quantization import registry
 from worker_svc.runner.eager_runner import EagerRunner
 from worker_svc.runner.model_runner import ModelRunner
 from worker_svc.sampling.grammars import Grammars
-from worker_svc.startup import kv_scales, kv_sizing, precompile
-from worker_svc.startup.description import Description, ModelFacts
+from worker_svc.startup import draft_model, kv_scales, kv_sizing, precompile
+from worker_svc.startup.description import TOKENIZER, Description, ModelFacts, facts_of
+from worker_svc.startup.draft_model import LoadedDraft
 from worker_svc.startup.precompile import Precompile
 from worker_svc.tuning import attention
 from worker_svc.tuning.attention import Candidates, Measure, choose
@@ -39,7 +39,6 @@ from worker_svc.tuning.cpu_dtype import WeightShapes, quickest
 
 log = logging.getLogger(__name__)
 
-TOKENIZER = "tokenizer.json"
 # Defaults by device. Decoding rows wait for a prefill chunk, so it is short on a CPU.
 MAX_NUM_SEQS = {"cpu": 64, "cuda": 256}
 MAX_NUM_BATCHED_TOKENS = {"cpu": 512, "cuda": 8192}
@@ -56,6 +55,7 @@ class LoadedModel:
     folder: Path
     compiling: Precompile | None  # see `finish_compiling`
     candidates: Candidates  # attention backends to choose from
+    draft: LoadedDraft | None = None  # the model that drafts for it
 
 
 def load(
@@ -96,18 +96,9 @@ def load(
     )
     if fp8.is_fp8(kv_dtype):
         decoder.kv_scales = kv_scales.read(folder, decoder.sharding, device)
-    facts = ModelFacts(
-        name=served_model_name or model_name(folder),
-        architecture=shape.architecture,
-        vocab_size=shape.vocab_size,
-        max_model_len=max_model_len,
-        eos_token_ids=shape.eos_token_ids,
-        config_sha256=_sha256(folder, "config.json"),
-        tokenizer_sha256=_sha256(folder, TOKENIZER),
-        dtype=_name(dtype),
-        quantization="none" if shape.quantization is None else shape.quantization.label,
-    )
-    return LoadedModel(decoder, facts, dtype, device, folder, compiling, candidates)
+    facts = facts_of(shape, folder, served_model_name, dtype, max_model_len)
+    draft = draft_model.load(config, facts, decoder) if config.draft_model else None
+    return LoadedModel(decoder, facts, dtype, device, folder, compiling, candidates, draft)
 
 
 def _compiling(
@@ -180,6 +171,7 @@ def describe(model: LoadedModel, runner: ModelRunner, incarnation: int) -> Descr
         all_reduce=model.decoder.group.adds_up_by,
         num_host_blocks=limits.num_host_blocks,
         verifies_drafts=runner.verifies_drafts,
+        draft_model=None if model.draft is None else model.draft.facts,
     )
 
 
@@ -259,7 +251,10 @@ def _runner(
     limits = _limits(config, model, num_blocks, num_host_blocks)
     grammars = _grammars(model)
     if model.decoder.fused is None:
-        return EagerRunner(model.decoder, kv_cache, limits, model.device, grammars)
+        runner = EagerRunner(model.decoder, kv_cache, limits, model.device, grammars)
+        if model.draft is not None:
+            runner.draft_model = model.draft.with_cache(limits)
+        return runner
     from worker_svc.runner.cuda_runner import CudaRunner  # noqa: PLC0415 - needs Triton
 
     return CudaRunner(model.decoder, kv_cache, limits, model.device, grammars)
@@ -309,19 +304,18 @@ def shape_limits(config: WorkerConfig, kind: str, max_model_len: int, vocab_size
 
 
 def _block_bytes(config: WorkerConfig, model: LoadedModel) -> int:
-    shape = model.decoder.config
-    return block_bytes(
-        num_layers=shape.num_layers,
-        block_size=config.block_size,
-        num_kv_heads=shape.num_kv_heads,
-        head_dim=shape.head_dim,
-        dtype=model.decoder.kv_dtype,
+    """Of the model, and of the one that drafts for it: their blocks have the same ids."""
+    decoders = [model.decoder] if model.draft is None else [model.decoder, model.draft.decoder]
+    return sum(
+        block_bytes(
+            num_layers=decoder.config.num_layers,
+            block_size=config.block_size,
+            num_kv_heads=decoder.config.num_kv_heads,
+            head_dim=decoder.config.head_dim,
+            dtype=decoder.kv_dtype,
+        )
+        for decoder in decoders
     )
-
-
-def _sha256(folder: Path, name: str) -> str:
-    content = read_file(folder, name)
-    return "" if content is None else hashlib.sha256(content).hexdigest()
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -20,6 +20,7 @@ from pagewire.cli.launcher.identity import LocalIdentity, check_options, local_i
 from pagewire.cli.launcher.invitation import invitation
 from pagewire.cli.launcher.journal import Journal
 from pagewire.cli.launcher.models import FoundModel, find_model
+from pagewire.cli.launcher.options.draft_model import words_for_worker
 from pagewire.cli.launcher.options.settings_of_up import check_reserved, settings_line, with_config
 from pagewire.cli.launcher.options.up_options import add_options, explain_unknown, passed_words
 from pagewire.cli.launcher.processes import POLL_S, Services
@@ -165,7 +166,10 @@ def _settings(options: argparse.Namespace, processes: Sequence[str]) -> Settings
         num_kv_blocks=options.num_kv_blocks,
         tensor_parallel_size=options.tensor_parallel_size,
         drain_timeout_s=options.drain_timeout_s,
-        worker_options=passed_words(options, "worker"),
+        worker_options=(
+            *words_for_worker(options.speculative_config),
+            *passed_words(options, "worker"),
+        ),
         scheduler_options=passed_words(options, "scheduler"),
         gateway_options=(*processes, *passed_words(options, "gateway")),
     )

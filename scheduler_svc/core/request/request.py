@@ -66,6 +66,7 @@ class Request:
     tenant: str = ""  # the account for fair share and limits
     cache_salt: str = ""  # cached prefixes are shared only within one salt
     skip_prefix_cache: bool = False  # neither reads nor fills the prefix cache
+    skip_speculation: bool = False  # no tokens are drafted for it
     fork_group: str = ""  # requests of one prompt, which is computed once
     # Range of prompt positions with outputs (log probabilities, hidden states); empty when equal.
     prompt_output_begin: int = 0

@@ -15,6 +15,7 @@ from scheduler_svc.core.step.plan import (
     PromptOutputRange,
     StepPlan,
     StepResult,
+    WorkerDraft,
 )
 from scheduler_svc.core.step.prompt_outputs import plan_range
 
@@ -76,7 +77,7 @@ class Draft:
     due_prompt_outputs: list[PromptOutputRange] = field(default_factory=list)
     prompt_ends: list[Sequence] = field(default_factory=list)
     read_slots: list[int] = field(default_factory=list)  # of shared or copied blocks
-    drafts: dict[int, TokenIds] = field(default_factory=dict)  # by slot, to be verified
+    drafts: dict[int, TokenIds | WorkerDraft] = field(default_factory=dict)  # to be verified
     hold: AdmissionHold | None = None  # why waiting sequences were not admitted; None: none wait
 
     def add_prompt_outputs(self, sequence: Sequence, slot: int, end: int) -> None:

@@ -13,8 +13,22 @@ from scheduler_svc.core.request.request import FinishReason, Request, TokenIds
 from scheduler_svc.core.request.sequence import Sequence
 from scheduler_svc.core.request.timeline import Timeline
 
+
+@dataclass(frozen=True, slots=True)
+class WorkerDraft:
+    """A draft that the worker makes itself: nothing but its length is known here."""
+
+    num_tokens: int
+
+    def __len__(self) -> int:
+        return self.num_tokens
+
+    def __getitem__(self, part: slice) -> "WorkerDraft":
+        return WorkerDraft(len(range(self.num_tokens)[part]))
+
+
 # By slot: tokens that may follow its last known one. A slot without tokens here has asked for some.
-Drafts = Mapping[int, TokenIds]
+Drafts = Mapping[int, TokenIds | WorkerDraft]
 NO_DRAFTS: Drafts = {}
 
 

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from scheduler_svc.core.request.config import SchedulerConfig
 from scheduler_svc.core.request.request import TokenIds
 from scheduler_svc.core.step.draft import Draft
-from scheduler_svc.core.step.plan import Drafts
+from scheduler_svc.core.step.plan import Drafts, WorkerDraft
 from scheduler_svc.core.step.state import SchedulerState
 
 
@@ -33,7 +33,7 @@ class Speculation:
         another sequence.
         """
         left = min(budget - int(chunks.sum()), self._positions_left(chunks))
-        fitting: dict[int, TokenIds] = {}
+        fitting: dict[int, TokenIds | WorkerDraft] = {}
         table, index = self._state.table, draft.index
         for row in np.flatnonzero(np.isin(index, list(drafts)) & (chunks == 1)).tolist():
             slot = int(index[row])

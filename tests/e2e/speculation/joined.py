@@ -12,8 +12,8 @@ from scheduler_svc.core import FinishReason, Request, Scheduler, SchedulerConfig
 from scheduler_svc.core.invariants import check_invariants
 from scheduler_svc.core.step.plan import NO_DRAFTS
 from scheduler_svc.sampling import resolve
-from scheduler_svc.speculation.drafter import Drafter
 from scheduler_svc.speculation.options import SpeculationOptions
+from scheduler_svc.speculation.start import make_drafter
 from scheduler_svc.worker.state_check import StateCheck
 from worker_svc.config import WorkerConfig
 from worker_svc.protocol.codec import decode_step, encode_output
@@ -43,6 +43,7 @@ class Joined:
         num_blocks: int = 64,
         lookahead: int = 1,
         step_s: float = 0.01,
+        draft_folder: Path | None = None,
         **limits: object,
     ) -> None:
         self._config = WorkerConfig(
@@ -53,6 +54,8 @@ class Joined:
             max_num_seqs=8,
             max_num_batched_tokens=64,
             max_model_len=192,
+            draft_model=draft_folder,
+            host_blocks=limits.get("num_host_blocks", 0),  # type: ignore[arg-type]
         )
         self._model = startup.load(self._config, folder, "float32", "")
         self._runner = startup.build_runner(self._config, self._model, num_blocks=num_blocks)
@@ -68,14 +71,16 @@ class Joined:
                 **limits,  # type: ignore[arg-type]
             )
         )
-        self.drafter = None if speculation is None else Drafter(speculation, self.core)
+        self.drafter = None if speculation is None else make_drafter(speculation, self.core)
         self._state_check = StateCheck(self.core, 1)
         self._lookahead, self._step_s = lookahead, step_s
         self._answers: deque[tuple[StepPlan, worker_pb2.ModelRunnerOutput]] = deque()
         self.told: dict[int, Told] = defaultdict(Told)
         self.num_steps = 0
 
-    def add(self, prompt: list[int], fork_group: str = "", **fields: object) -> int:
+    def add(
+        self, prompt: list[int], fork_group: str = "", tenant: str = "", **fields: object
+    ) -> int:
         """Submits a request; returns its handle."""
         max_tokens = fields.pop("max_tokens", 40)
         params = types_pb2.SamplingParams(**fields)  # type: ignore[arg-type]
@@ -93,7 +98,9 @@ class Joined:
                 sampling=sampling,
                 handle=handle,
                 fork_group=fork_group,
+                tenant=tenant,
                 has_grammar=bool(sampling.grammar),
+                skip_speculation=params.skip_speculation,
             )
         )
         return handle

@@ -1,95 +1,28 @@
 """Core, drafter and runner together: outputs with drafts are those without, token for token."""
 
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from scheduler_svc.core import FinishReason, Preemption
 from scheduler_svc.speculation.options import Method, SpeculationOptions
-from tests.e2e.speculation.joined import EOS, VOCAB_SIZE, Joined, Told
-from tests.worker_svc.random_models import save_random_model
+from tests.e2e.speculation.cases import FEW, REPEATING, add_all, check
+from tests.e2e.speculation.joined import Joined, Told
 
 NGRAM = SpeculationOptions(Method.NGRAM, 4, prompt_lookup_min=1)
 SUFFIX = SpeculationOptions(Method.SUFFIX, 6)
-FEW = (20, 21, 22, 23)
-REPEATING = [10, 11, 12, 13, 14, 15, 16, 17] * 4
-CASES: dict[str, dict[str, Any]] = {
-    "greedy": {"temperature": 0.0},
-    "greedy among few": {"temperature": 0.0, "allowed_token_ids": FEW},
-    "seeded": {"temperature": 1.0, "top_p": 0.9, "seed": 7},
-    "few": {"temperature": 1.0, "top_p": 0.95, "seed": 3, "allowed_token_ids": FEW},
-    "penalties": {
-        "temperature": 0.7,
-        "seed": 11,
-        "presence_penalty": 0.4,
-        "frequency_penalty": 0.3,
-        "repetition_penalty": 1.1,
-        "allowed_token_ids": FEW,
-    },
-    "logprobs": {"temperature": 0.5, "seed": 2, "logprobs": 3, "allowed_token_ids": FEW},
-    "stop after a minimum": {
-        "temperature": 1.0,
-        "seed": 13,
-        "allowed_token_ids": FEW,
-        "stop_token_ids": (FEW[0],),
-        "min_tokens": 9,
-    },
-    "eos": {"temperature": 1.0, "seed": 5, "allowed_token_ids": (EOS, *FEW), "min_tokens": 6},
-}
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    config = {
-        "vocab_size": VOCAB_SIZE,
-        "hidden_size": 64,
-        "intermediate_size": 96,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 256,
-        "initializer_range": 0.3,
-        "eos_token_id": EOS,
-    }
-    where = tmp_path_factory.mktemp("models") / "tiny"
-    save_random_model(where, (LlamaConfig, LlamaForCausalLM), config)
-    return where
-
-
-def add_all(joined: Joined) -> None:
-    for fields in CASES.values():
-        joined.add(REPEATING, **fields)
-    for seed in (1, 2):  # as n = 2 of one request
-        sampled = {"temperature": 1.0, "seed": seed, "allowed_token_ids": FEW}
-        joined.add(REPEATING[:21], "choices", **sampled)
-    joined.add(list(range(3, 120)), temperature=0.0, allowed_token_ids=FEW)  # in two chunks
-
-
-@pytest.fixture(scope="module")
-def expected(folder: Path) -> dict[int, Told]:
-    joined = Joined(folder)
-    add_all(joined)
-    return joined.run()
-
-
-def check(found: dict[int, Told], expected: dict[int, Told]) -> None:
-    for handle, told in expected.items():
-        assert found[handle].token_ids == told.token_ids, handle
-        assert found[handle].reason == told.reason
-        np.testing.assert_allclose(found[handle].logprobs, told.logprobs, atol=1e-3)
 
 
 @pytest.mark.parametrize("options", [NGRAM, SUFFIX])
 @pytest.mark.parametrize("lookahead", [0, 1, 2])
 def test_drafts_change_no_output(
-    folder: Path, expected: dict[int, Told], options: SpeculationOptions, lookahead: int
+    folder: Path, told_without: dict[int, Told], options: SpeculationOptions, lookahead: int
 ) -> None:
     joined = Joined(folder, options, lookahead=lookahead)
     add_all(joined)
-    check(joined.run(), expected)
+    check(joined.run(), told_without)
     counters = joined.core.counters
     assert 0 < counters.num_accepted_tokens < counters.num_drafted_tokens
     assert joined.core.view.num_free_blocks == joined.core.view.num_blocks
@@ -97,21 +30,23 @@ def test_drafts_change_no_output(
 
 @pytest.mark.parametrize("preemption", [Preemption.RECOMPUTE])
 def test_drafts_change_no_output_where_blocks_are_short(
-    folder: Path, expected: dict[int, Told], preemption: Preemption
+    folder: Path, told_without: dict[int, Told], preemption: Preemption
 ) -> None:
     joined = Joined(folder, NGRAM, num_blocks=14, preemption=preemption)
     add_all(joined)
-    check(joined.run(), expected)
+    check(joined.run(), told_without)
     assert joined.core.view.num_preemptions and joined.core.counters.num_accepted_tokens
 
 
-def test_drafts_change_no_output_when_workers_die(folder: Path, expected: dict[int, Told]) -> None:
+def test_drafts_change_no_output_when_workers_die(
+    folder: Path, told_without: dict[int, Told]
+) -> None:
     joined = Joined(folder, SUFFIX)
     add_all(joined)
     for num_steps in (5, 9, 17):
         joined.run(num_steps)
         joined.kill_worker()
-    check(joined.run(), expected)
+    check(joined.run(), told_without)
     assert joined.core.counters.num_accepted_tokens
 
 
@@ -123,6 +58,30 @@ def test_what_repeats_takes_fewer_steps(folder: Path) -> None:
         return joined
 
     assert run(NGRAM).num_steps < run(None).num_steps
+
+
+def test_a_request_is_drafted_for_from_others_of_its_tenant_alone(folder: Path) -> None:
+    options = replace(SUFFIX, suffix_decoding_max_cached_requests=4)
+    joined, counts = Joined(folder, options), []
+    same = {"temperature": 1.0, "seed": 8, "ignore_eos": True, "max_tokens": 30}
+    for tenant in ("a", "b", "a"):
+        joined.add(list(range(40, 60)), tenant=tenant, **same)
+        told = joined.run()
+        counts.append(joined.core.counters.num_accepted_tokens)
+    assert told[0].token_ids == told[1].token_ids == told[2].token_ids
+    assert counts[0] == counts[1] < counts[2] - 15
+
+
+@pytest.mark.parametrize("method", list(Method))
+def test_nothing_is_drafted_for_a_request_that_opts_out(folder: Path, method: Method) -> None:
+    draft_folder = folder if method is Method.DRAFT_MODEL else None
+    joined = Joined(folder, SpeculationOptions(method), draft_folder=draft_folder)
+    few = {"temperature": 0.0, "allowed_token_ids": FEW[:1], "ignore_eos": True, "max_tokens": 12}
+    for skips in (True, False):
+        joined.add(REPEATING, skip_speculation=skips, **few)
+        told = joined.run()
+        assert bool(joined.core.counters.num_drafts) is not skips
+    assert told[0].token_ids == told[1].token_ids
 
 
 def test_nothing_is_drafted_under_a_grammar(folder: Path) -> None:

@@ -18,6 +18,8 @@ SMALL = ("--threads", "1", "--max-model-len", "768", "--num-kv-blocks", "60")
 CONFIGS = {
     "ngram": '{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1}',
     "suffix": '{"method": "suffix", "num_speculative_tokens": 6}',
+    "draft_model": '{"method": "draft_model", "num_speculative_tokens": 4}',
+    "draft_model on two ranks": '{"method": "draft_model", "num_speculative_tokens": 3}',
 }
 REPEATING = "one two three four five six seven eight nine ten. " * 6
 # The model's words have no sense; a bias towards few of them has outputs repeat themselves.
@@ -49,6 +51,12 @@ CASES = {
         "seed": 17,
         "allowed_token_ids": FEW,
         "logit_bias": {FEW[1]: 1.5},
+    },
+    "grammar": {
+        "temperature": 1.0,
+        "seed": 19,
+        "structured_output": pagewire.Regex("[a-f]{9}( [a-f]{3}){4}"),
+        "ignore_eos": False,
     },
 }
 NUM_TOKENS = 48
@@ -94,6 +102,10 @@ def drafting(
 ) -> Iterator[Product]:
     product = Product(tiny_model, tmp_path_factory.mktemp("drafting"), SMALL)
     try:
+        if "draft_model" in request.param:  # the same model: all that it drafts comes true
+            product.worker_options += ("--draft-model", str(tiny_model))
+        if "two ranks" in request.param:
+            product.worker_options += ("--tensor-parallel-size", "2")
         product.start_worker()
         product.start_scheduler("--speculative-config", CONFIGS[request.param])
         product.start_gateway()

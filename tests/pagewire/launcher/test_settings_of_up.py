@@ -1,5 +1,8 @@
 """Options of `pagewire up` from the environment and a file, and what it passes on."""
 
+import os
+from pathlib import Path
+
 import pytest
 
 NAMES = ("worker", "scheduler", "gateway")
@@ -24,6 +27,26 @@ def test_common_options_reach_the_service_that_they_belong_to(up):
     assert gateway["--tool-call-parser"] == "hermes"
     assert gateway["--cors-origins"] == "https://a.example"
     assert not {"--policy", "--tool-call-parser"} & worker.keys()
+
+
+@pytest.mark.parametrize("is_here", [True, False])
+def test_a_draft_model_is_told_to_worker_and_scheduler(up, is_here):
+    model = "org/small"
+    if is_here:
+        (up.folder / "small").mkdir()
+        model = os.path.relpath(up.folder / "small")
+    config = f'{{"method": "draft_model", "model": "{model}"}}'
+    status, _out, err = up.finish("--once", "--speculative-config", config)
+    assert status == 0, err
+    worker, scheduler, _ = arguments(up).values()
+    assert scheduler["--speculative-config"] == config
+    assert worker["--draft-model"] == (str(Path(model).absolute()) if is_here else model)
+
+
+def test_drafts_of_other_methods_are_told_to_the_scheduler_alone(up):
+    status, _out, err = up.finish("--once", "--speculative-config", '{"method": "ngram"}')
+    assert status == 0, err
+    assert "--draft-model" not in arguments(up)["worker"]
 
 
 @pytest.mark.parametrize(

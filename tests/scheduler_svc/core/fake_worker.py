@@ -21,6 +21,8 @@ from scheduler_svc.core import (
     StepResult,
 )
 from scheduler_svc.core.request.block_hash import root_of
+from scheduler_svc.core.request.request import TokenIds
+from scheduler_svc.core.step.plan import WorkerDraft
 
 Content = int  # hash of a token and all tokens before it
 _Memory = dict[tuple[int, int], Content]
@@ -82,7 +84,7 @@ class FakeWorker:
         self._apply_changes(plan)
         rows, counts = self._rows(plan)
         for slot, drafted in plan.drafts.items():
-            self._take_drafts(slot, drafted.tolist())
+            self._take_drafts(slot, self._made(slot, drafted))
         self._write(rows, counts)
         sampled, token_ids, num_sampled, prompt_outputs = [], [], [], []
         for row, count in zip(rows, counts, strict=True):
@@ -234,6 +236,18 @@ class FakeWorker:
         if end <= begin:
             return []
         return [ReceivedPromptOutput(row, begin, end)]
+
+    def _made(self, row: int, drafted: TokenIds | WorkerDraft) -> list[int]:
+        """A draft's tokens; those that this worker makes itself are right but for every third."""
+        if not isinstance(drafted, WorkerDraft):
+            token_ids: list[int] = drafted.tolist()
+            return token_ids
+        slot = self.slots[row]
+        name, ends = slot.request.request_id, len(slot.token_ids) + np.arange(len(drafted))
+        return [
+            (sampled_token(name, end, self.vocab_size) + (end % 3 == 0)) % self.vocab_size
+            for end in ends.tolist()
+        ]
 
     def _take_drafts(self, row: int, drafted: list[int]) -> None:
         """Adds drafts to a row's tokens, as if they were known, until it has advanced."""

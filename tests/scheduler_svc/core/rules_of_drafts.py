@@ -3,6 +3,8 @@
 import numpy as np
 
 from scheduler_svc.core import Drafts, OutOfStep, StepResult
+from scheduler_svc.core.request.request import TokenIds
+from scheduler_svc.core.step.plan import WorkerDraft
 from tests.scheduler_svc.core.draws import Draw
 from tests.scheduler_svc.core.fake_worker import sampled_token
 from tests.scheduler_svc.core.world import VOCAB_SIZE, World, rule
@@ -11,11 +13,18 @@ MOST_DRAFTED = 5
 
 
 def draw_drafts(world: World, draw: Draw) -> Drafts:
-    """Drafts for some running sequences, each right up to a place of its own."""
-    drafts = {}
+    """Drafts for some running sequences, each right up to a place of its own.
+
+    At times the worker makes them itself.
+    """
+    drafts: dict[int, TokenIds | WorkerDraft] = {}
+    by_worker = not draw.integer(0, 3)
     for sequence in world.scheduler.internal_state.running.sequences:
         if draw.integer(0, 2):
             assert sequence.slot is not None
+            if by_worker:
+                drafts[sequence.slot] = WorkerDraft(draw.integer(0, MOST_DRAFTED))
+                continue
             known = int(world.scheduler.view.num_tokens(sequence))
             name, count = sequence.request.request_id, draw.integer(0, MOST_DRAFTED)
             token_ids = [sampled_token(name, known + n, VOCAB_SIZE) for n in range(count)]

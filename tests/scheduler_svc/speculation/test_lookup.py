@@ -3,15 +3,21 @@
 import numpy as np
 import pytest
 
+from scheduler_svc.core.request.request import TokenIds
 from scheduler_svc.speculation.lookup import look_up
 from scheduler_svc.speculation.options import Method, SpeculationOptions
 
 
-def found(text: str, method: Method, **fields: object) -> str:
-    """The draft for a text of one token per letter."""
-    options = SpeculationOptions(method, **fields)  # type: ignore[arg-type]
+def tokens(text: str) -> TokenIds:
+    """One token per letter; none for |."""
     token_ids = np.frombuffer(text.encode(), dtype=np.uint8).astype(np.int32)
-    return bytes(look_up(token_ids, options).tolist()).decode()
+    return np.where(token_ids == ord("|"), -1, token_ids).astype(np.int32)
+
+
+def found(text: str, method: Method, others: str = "", **fields: object) -> str:
+    """The draft for a text, given other texts that each end with a |."""
+    options = SpeculationOptions(method, **fields)  # type: ignore[arg-type]
+    return bytes(look_up(tokens(text), options, tokens(others)).tolist()).decode()
 
 
 @pytest.mark.parametrize(
@@ -52,3 +58,23 @@ def test_suffix_stops_where_nothing_is_likely() -> None:
     text = "x1 x2 x3 x4 x"
     assert found(text, Method.SUFFIX, suffix_decoding_min_token_prob=0.4) == ""
     assert found(text, Method.SUFFIX, suffix_decoding_min_token_prob=0.3) == "4 "
+
+
+@pytest.mark.parametrize(
+    ("text", "others", "drafted"),
+    [
+        ("the cat", "a cat sat.|", " sat"),
+        ("cat", "a cat sat.|the cat ran.|", " ran"),  # the latest of equals
+        ("the cat", "a cat ran.|the cat sat.|my cat ran.|", " sat"),  # the longest before most
+        ("the cat sat. the cat", "a cat ran.|", " sat"),  # its own are the latest
+        ("the cat", "a cat|the cat|", ""),  # nothing follows the end of another
+        ("the cat", "a cat|e cat!|", "!"),
+        ("at", "cat|sat!|", "!"),
+        ("ab", "xy|", ""),
+    ],
+)
+def test_suffix_drafts_from_others(text: str, others: str, drafted: str) -> None:
+    assert found(text, Method.SUFFIX, others, num_speculative_tokens=4, **SHARP)[:4] == drafted
+
+
+SHARP = {"suffix_decoding_max_spec_factor": 4.0}

@@ -13,6 +13,12 @@ def test_what_is_given_is_read() -> None:
     assert suffix.suffix_decoding_min_token_prob == 0.2
 
 
+def test_a_draft_model_may_be_named() -> None:
+    options = parse_speculation('{"method": "draft_model", "model": "org/small"}')
+    assert options == SpeculationOptions(Method.DRAFT_MODEL, model="org/small")
+    assert parse_speculation('{"method": "draft_model"}').model == ""
+
+
 def test_a_maximum_below_the_default_minimum_lowers_it() -> None:
     options = parse_speculation('{"method": "ngram", "prompt_lookup_max": 1}')
     assert (options.prompt_lookup_min, options.prompt_lookup_max) == (1, 1)
@@ -24,7 +30,7 @@ def test_what_asks_for_nothing_is_accepted() -> None:
     parse_speculation(f'{{"method": "suffix", {asks_nothing}, {no_others}}}')
 
 
-@pytest.mark.parametrize("method", ["draft_model", "eagle", "eagle3", "medusa", "mtp", "ngram_gpu"])
+@pytest.mark.parametrize("method", ["draft_models", "eagle3", "medusa", "mtp", "ngram_gpu"])
 def test_other_methods_are_refused_by_name(method: str) -> None:
     with pytest.raises(
         ValueError, match=f"method '{method}' is not there; there are ngram, suffix"
@@ -41,7 +47,8 @@ def test_other_methods_are_refused_by_name(method: str) -> None:
         ('{"method": "ngram", "model": "small"}', "'model' is not there"),
         ('{"method": "ngram", "speculative_token_tree": "[(0,)]"}', "'speculative_token_tree'"),
         ('{"method": "suffix", "prompt_lookup_max": 4}', "'prompt_lookup_max' is not there with"),
-        ('{"method": "suffix", "suffix_decoding_max_cached_requests": 9}', "is not there"),
+        ('{"method": "ngram", "suffix_decoding_max_cached_requests": 9}', "is not there"),
+        ('{"method": "suffix", "suffix_decoding_max_cached_requests": -1}', "must not be neg"),
         ('{"method": "ngram", "num_speculative_tokens": 0}', "must be 1 to 32"),
         ('{"method": "ngram", "num_speculative_tokens": "4"}', "must be a whole number"),
         ('{"method": "ngram", "num_speculative_tokens": true}', "must be a whole number"),
@@ -49,6 +56,8 @@ def test_other_methods_are_refused_by_name(method: str) -> None:
         ('{"method": "suffix", "suffix_decoding_min_token_prob": 2}', "must be 0 to 1"),
         ('{"method": "suffix", "suffix_decoding_max_spec_factor": 0}', "must be above 0"),
         ('{"method": "suffix", "suffix_decoding_max_tree_depth": 0}', "must be at least 1"),
+        ('{"method": "draft_model", "model": 5}', "model is 5, must be a text"),
+        ('{"method": "draft_model", "prompt_lookup_max": 4}', "is not there with method draft"),
         ('{"method": "ngram", "disable_by_batch_size": -1}', "must not be negative"),
     ],
 )

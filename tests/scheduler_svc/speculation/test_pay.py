@@ -2,7 +2,7 @@
 
 import pytest
 
-from scheduler_svc.speculation.pay import Batch, StepCosts, best_length
+from scheduler_svc.speculation.pay import Batch, BestLength, StepCosts, best_choice, best_length
 
 
 def costs(**seconds: float) -> StepCosts:
@@ -36,6 +36,13 @@ def test_a_large_batch_drafts_nothing_where_its_tokens_cost() -> None:
     assert best_length(Batch(64, 64, 0.6), 4, linear) == 0
 
 
+def test_what_it_takes_to_make_drafts_counts() -> None:
+    free = costs(of_1=1.0, of_5=1.0)
+    lengths = [best_length(Batch(1, 1, 0.8), 4, free, draft_s) for draft_s in (0.0, 0.4, 1.0)]
+    assert lengths == sorted(lengths, reverse=True) and lengths[0] == 4 and lengths[2] == 0
+    assert best_choice(Batch(1, 1, 1.0), 4, free, 0.25) == BestLength(4, pytest.approx(0.6))
+
+
 def test_rows_that_draft_among_others_await_every_other_step() -> None:
     free = costs(of_1=1.0, of_20=1.0)
     assert best_length(Batch(8, 8, 0.5), 1, free) == 1
@@ -49,3 +56,7 @@ def test_costs_lie_between_those_measured() -> None:
     assert (measured.of(1), measured.of(9)) == (1.0, 3.0)
     measured.observe(2, 2.0)
     assert measured.of(2) == pytest.approx(1.1)
+    measured.observe_best(2, 0.5)
+    assert measured.of(2) == pytest.approx(0.5)
+    measured.observe_best(2, 1.5)
+    assert measured.of(2) == pytest.approx(0.6)

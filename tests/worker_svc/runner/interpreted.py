@@ -55,14 +55,19 @@ def eager_runner(llama_folder: Path) -> ModelRunner:
 
 def interpreted_runner(llama_folder: Path, monkeypatch: pytest.MonkeyPatch) -> ModelRunner:
     """Fused layers on the CPU, and no graph around what graphs launch."""
-    from worker_svc.runner.cuda_runner import CudaRunner  # noqa: PLC0415 - Triton must interpret
-
     monkeypatch.setattr(compiled, "supports", lambda config: False)
     monkeypatch.setattr(linear, "pack", lambda weight, bias: None)
     config = model_config.load(llama_folder)
     model = Decoder(config, torch.float32, CPU, LIMITS.max_model_len)
     load_weights(llama_folder, dict(model.destinations()), frozenset(), model.sharding.share)
     model.pack()
+    return without_graphs(model, monkeypatch)
+
+
+def without_graphs(model: Decoder, monkeypatch: pytest.MonkeyPatch) -> ModelRunner:
+    """The runner of CUDA with a model's fused layers; it launches what graphs would replay."""
+    from worker_svc.runner.cuda_runner import CudaRunner  # noqa: PLC0415 - Triton must interpret
+
     model.fused = model._fuse()
     runner = CudaRunner(model, cache(model), LIMITS, CPU)
     graphs, decodes = runner._step_graphs, runner._decode_graphs

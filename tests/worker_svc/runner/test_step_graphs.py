@@ -15,6 +15,7 @@ GREEDY = RowSampling()
 DRAWN = RowSampling(temperature=1.2, seed=4)
 FILTERED = RowSampling(temperature=1.1, top_k=7, seed=2)
 ASKING = RowSampling(presence_penalty=0.9, logit_bias=((5, 2.0),), num_top_logprobs=2)
+NAMING = RowSampling(num_top_logprobs=0, logprob_token_ids=(7, 50, 3))
 
 
 def enter(slot: int, prompt: list[int], sampling: RowSampling = GREEDY) -> NewSequence:
@@ -69,8 +70,12 @@ def test_prompts_chunks_and_decodes_give_the_tokens_of_the_eager_runner(
 def test_rows_that_ask_for_more_give_the_tokens_of_the_eager_runner(
     eager: ModelRunner, interpreted: ModelRunner
 ) -> None:
-    new = (enter(2, make_prompt(9), ASKING), enter(3, make_prompt(17, seed=2), DRAWN))
-    steps = [({2: 9, 3: 17}, new), ({3: 1, 2: 1}, ()), ({2: 1, 3: 1}, ())]
+    new = (
+        enter(2, make_prompt(9), ASKING),
+        enter(3, make_prompt(17, seed=2), DRAWN),
+        enter(0, make_prompt(5, seed=3), NAMING),
+    )
+    steps = [({2: 9, 3: 17, 0: 5}, new), ({3: 1, 2: 1, 0: 1}, ()), ({2: 1, 3: 1, 0: 1}, ())]
     found = play(interpreted, *steps)
     assert found == play(eager, *steps)
-    assert all(tops is not None for _, tops in found)
+    assert [tops[1] for _, tops in found] == [list(NAMING.logprob_token_ids)] * 3

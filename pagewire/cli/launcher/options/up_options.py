@@ -45,6 +45,12 @@ PASSED = (
     Passed("gpu-memory-utilization", "worker", "share of a GPU's memory, 0 to 1", "SHARE", float),
     Passed("ignore-config-keys", "worker", "keys of config.json to ignore", "KEY,KEY"),
     Passed("quantization", "worker", "fp8, int8 or int4: round plain weights at load", "NAME"),
+    Passed(
+        "speculative-config",
+        "scheduler",
+        "what drafts tokens, to verify several in a step; the worker loads a draft model of it",
+        "JSON",
+    ),
     Passed("policy", "scheduler", "order of the queue: fcfs, priority or fair", "NAME"),
     Passed("max-waiting-requests", "scheduler", "most waiting requests; 0: no limit", "N", int),
     Passed("no-prefix-caching", "scheduler", "compute every prompt in full"),

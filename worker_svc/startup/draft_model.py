@@ -1,0 +1,69 @@
+"""Loads the model that drafts for another: a smaller one of the same vocabulary."""
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+from kernels import fp8
+from worker_svc.config import UnsupportedOption, WorkerConfig
+from worker_svc.models import Decoder, load_model
+from worker_svc.models import config as model_config
+from worker_svc.models.config import ModelConfig
+from worker_svc.protocol.step import Limits
+from worker_svc.runner.draft_model import DraftModel
+from worker_svc.startup import kv_scales
+from worker_svc.startup.description import ModelFacts, facts_of
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedDraft:
+    """A draft model in memory, without a cache, and its facts."""
+
+    decoder: Decoder
+    facts: ModelFacts
+
+    def with_cache(self, limits: Limits) -> DraftModel:
+        """The model with an empty cache of as many blocks as the target's."""
+        cache = self.decoder.new_cache(limits.num_blocks, limits.block_size)
+        return DraftModel(self.decoder, cache, limits)
+
+
+def load(config: WorkerConfig, target: ModelFacts, model: Decoder) -> LoadedDraft:
+    """Reads the model of --draft-model, or a rank's shard, in the types of the model served.
+
+    Raises UnsupportedOption, naming what does not fit.
+    """
+    folder = config.draft_model
+    assert folder is not None
+    shape = model_config.load(folder, config.ignore_config_keys)
+    _check(folder, shape, target)
+    log.info("loading draft model %s", folder)
+    decoder = load_model(
+        folder,
+        model.dtype,
+        model.device,
+        target.max_model_len,
+        model.group,
+        config.ignore_config_keys,
+        kv_dtype=model.kv_dtype,
+    )
+    if fp8.is_fp8(model.kv_dtype):
+        decoder.kv_scales = kv_scales.read(folder, decoder.sharding, model.device)
+    name = config.draft_model_name
+    facts = facts_of(shape, folder, name, model.dtype, target.max_model_len)
+    return LoadedDraft(decoder, facts)
+
+
+def _check(folder: Path, shape: ModelConfig, target: ModelFacts) -> None:
+    if shape.vocab_size != target.vocab_size:
+        raise UnsupportedOption(
+            f"draft_model: {folder} has vocab_size {shape.vocab_size}, the model served "
+            f"{target.vocab_size}: a draft model has the same vocabulary"
+        )
+    if shape.max_model_len < target.max_model_len:
+        raise UnsupportedOption(
+            f"draft_model: {folder} has max_model_len {shape.max_model_len}, the model served "
+            f"{target.max_model_len}: lower --max-model-len"
+        )
