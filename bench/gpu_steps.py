@@ -29,6 +29,7 @@ from worker_svc.config import (
     ATTENTION_BACKENDS,
     GEMM_ALGORITHMS,
     KV_CACHE_DTYPES,
+    QUANTIZATIONS,
     WorkerConfig,
 )
 from worker_svc.device.device import resolve_device, set_num_threads
@@ -59,6 +60,7 @@ class Options:
     attention_backend: str
     gemm_algorithms: str
     kv_cache_dtype: str
+    quantization: str
     model: Path | None
 
 
@@ -165,6 +167,7 @@ def run(options: Options, place: RankPlace) -> dict[int, list[Result]]:
         attention_backend=options.attention_backend,
         gemm_algorithms=options.gemm_algorithms,
         kv_cache_dtype=options.kv_cache_dtype,
+        quantization=options.quantization,
         max_num_seqs=largest,
         max_model_len=length,
         num_kv_blocks=2 + largest * -(-length // 16),
@@ -272,6 +275,7 @@ def parse(arguments: Sequence[str]) -> tuple[Options, RankPlace, str | None]:
     parser.add_argument("--attention-backend", choices=ATTENTION_BACKENDS, default="auto")
     parser.add_argument("--gemm-algorithms", choices=GEMM_ALGORITHMS, default="auto")
     parser.add_argument("--kv-cache-dtype", choices=KV_CACHE_DTYPES, default="auto")
+    parser.add_argument("--quantization", choices=QUANTIZATIONS, default="auto")
     for hidden, kind in (("--rank", int), ("--store-port", int), ("--folder", Path)):
         parser.add_argument(hidden, type=kind, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     add_json(parser)

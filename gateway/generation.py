@@ -51,6 +51,7 @@ class SamplingParams:
     allowed_token_ids: tuple[int, ...] = ()  # empty: all
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
     num_top_logprobs: int | None = None  # None: no log probabilities
+    logprob_token_ids: tuple[int, ...] = ()  # reported in place of the likeliest; empty: those
     num_prompt_logprobs: int | None = None  # of the prompt's tokens
     skip_speculation: bool | None = None  # changes when tokens come, never which
     grammar: str = ""  # set by the pipeline from the request's structure
@@ -74,7 +75,17 @@ class SamplingParams:
         check_range("repetition_penalty", self.repetition_penalty, 0, FLOAT32_MAX, open_below=True)
         check_range("logprobs", self.num_top_logprobs, 0, MAX_LOGPROBS)
         check_range("prompt_logprobs", self.num_prompt_logprobs, 0, MAX_LOGPROBS)
+        self._check_named_tokens(vocab_size)
         self._check_lists(vocab_size)
+
+    def _check_named_tokens(self, vocab_size: int) -> None:
+        name, count = "logprob_token_ids", len(self.logprob_token_ids)
+        limits.check_count(name, count, limits.MAX_LOGPROB_TOKEN_IDS)
+        check_token_ids(name, self.logprob_token_ids, vocab_size)
+        if count and self.num_top_logprobs is None:
+            raise invalid(name, "is only allowed with logprobs")
+        if count and self.max_tokens == 0:
+            raise invalid(name, "asks about the output, and max_tokens is 0")
 
     def _check_lists(self, vocab_size: int) -> None:
         limits.check_count("logit_bias", len(self.logit_bias), limits.MAX_LOGIT_BIASES)

@@ -342,7 +342,8 @@ class Pipeline:
         if num_top is None:
             return None
         detokenizer = self._tokenizer.detokenizer(skip_special_tokens=request.skip_special_tokens)
-        return LogprobReader(self._tokenizer.spell, detokenizer, num_top, text_offset)
+        named = request.sampling.logprob_token_ids
+        return LogprobReader(self._tokenizer.spell, detokenizer, num_top, text_offset, named)
 
     async def embed(self, request: GenerationRequest) -> PromptEmbedding:
         """The pooled hidden states of a prompt, by the request's `pooling`."""

@@ -67,6 +67,7 @@ class SamplingParams:
     logprobs: int | None = None  # alternatives per token, 0 to 20; None: no log probabilities
     structured_output: StructuredOutput | None = None  # form, or model class; None: any text
     prompt_logprobs: int | None = None  # the same for the prompt's tokens
+    logprob_token_ids: Sequence[int] = ()  # alternatives to report for the likeliest, at most 128
     skip_speculation: bool | None = None  # draft nothing: changes when tokens come, never which
 
 
@@ -116,6 +117,7 @@ class CallOptions(TypedDict, total=False):
     logprobs: int | None
     structured_output: StructuredOutput | None
     prompt_logprobs: int | None
+    logprob_token_ids: Sequence[int]
     skip_speculation: bool | None
 
 

@@ -220,6 +220,7 @@ def _to_new_sequence(new: EnteringSequence) -> worker_pb2.NewSequence:
                 types_pb2.TokenSequence(token_ids=word) for word in sampling.bad_words_token_ids
             ],
             logprobs=sampling.num_top_logprobs,
+            logprob_token_ids=sampling.logprob_token_ids,
             grammar=sampling.grammar,
             prompt_logprobs=sampling.num_prompt_logprobs,
             pooling=sampling.pooling,
@@ -331,7 +332,7 @@ def to_prompt_output(prompt_output: PromptOutput) -> types_pb2.PromptOutput:
 
 
 def to_token_logprobs(logprobs: LogprobColumns, num_top: int) -> list[types_pb2.TokenLogprobs]:
-    """One message per row, with the `num_top` likeliest tokens."""
+    """One message per row, with the first `num_top` tokens that it reports."""
     return [
         types_pb2.TokenLogprobs(
             logprob=logprobs.logprobs[row],

@@ -225,6 +225,7 @@ def _processors(sampling: Sampling) -> str:
         ("biased tokens", sampling.logit_bias),
         ("allowed tokens", sampling.allowed_token_ids),
         ("bad words", sampling.bad_words_token_ids),
+        ("tokens with log probabilities", sampling.logprob_token_ids),
     )
     words = [f"{name} {value:g}" for name, value, off in penalties if value != off]
     words += [f"{len(entries)} {name}" for name, entries in lists if entries]

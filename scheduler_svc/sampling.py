@@ -42,6 +42,7 @@ class Sampling:
     allowed_token_ids: tuple[int, ...] = ()  # empty: all
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
     num_top_logprobs: int | None = None  # None: no log probabilities
+    logprob_token_ids: tuple[int, ...] = ()  # reported in place of the likeliest; empty: those
     grammar: str = ""  # empty: none; parsed by gateways and workers only
     num_prompt_logprobs: int | None = None  # of the prompt's tokens
     pooling: Pooling = POOLING_UNSPECIFIED  # hidden states of the prompt to return
@@ -71,6 +72,7 @@ def resolve(params: SamplingParams, drawn_seed: int, vocab_size: int) -> Samplin
         allowed_token_ids=tuple(dict.fromkeys(params.allowed_token_ids)),
         bad_words_token_ids=tuple(tuple(word.token_ids) for word in params.bad_words_token_ids),
         num_top_logprobs=params.logprobs if params.HasField("logprobs") else None,
+        logprob_token_ids=tuple(params.logprob_token_ids),
         grammar=params.grammar,
         num_prompt_logprobs=(
             params.prompt_logprobs if params.HasField("prompt_logprobs") else None
@@ -105,6 +107,9 @@ def _check_lists(params: SamplingParams, vocab_size: int) -> None:
     _check_count("logit_bias", len(params.logit_bias), MAX_LOGIT_BIASES)
     _check_count("allowed_token_ids", len(params.allowed_token_ids), MAX_ALLOWED_TOKEN_IDS)
     _check_count("bad_words_token_ids", len(params.bad_words_token_ids), MAX_BAD_WORDS)
+    _check_count("logprob_token_ids", len(params.logprob_token_ids), MAX_LOGPROBS)
+    if params.logprob_token_ids and not params.HasField("logprobs"):
+        raise BadSampling("logprob_token_ids needs logprobs, which is absent")
     if (num_bytes := len(params.grammar.encode())) > MAX_GRAMMAR_BYTES:
         raise BadSampling(f"grammar has {num_bytes} bytes, at most {MAX_GRAMMAR_BYTES}")
     if params.grammar and params.ignore_eos:
@@ -124,6 +129,7 @@ def _check_lists(params: SamplingParams, vocab_size: int) -> None:
         _check_vocabulary("bad_words_token_ids", word.token_ids, vocab_size)
     _check_vocabulary("logit_bias", biased, vocab_size)
     _check_vocabulary("allowed_token_ids", params.allowed_token_ids, vocab_size)
+    _check_vocabulary("logprob_token_ids", params.logprob_token_ids, vocab_size)
     banned = {w.token_ids[0] for w in params.bad_words_token_ids if len(w.token_ids) == 1}
     if params.allowed_token_ids and banned.issuperset(params.allowed_token_ids):
         raise BadSampling("allowed_token_ids has only tokens that bad words forbid")

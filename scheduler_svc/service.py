@@ -379,7 +379,8 @@ async def _responses(
         if ended is None and not (len(parcel.token_ids) or response.prompt_logprobs):
             continue  # an admission, or part of a pooled prompt: nothing to send
         if parcel.logprobs is not None:
-            response.logprobs.extend(to_token_logprobs(parcel.logprobs, sampling.logprobs))
+            num_top = len(sampling.logprob_token_ids) or sampling.logprobs
+            response.logprobs.extend(to_token_logprobs(parcel.logprobs, num_top))
         if ended is not None:
             if ended.status_code:
                 await context.abort(_CODES[ended.status_code], ended.finished.message)

@@ -1,14 +1,20 @@
 """In which order tests run, which share a process, and which the fast run leaves out."""
 
+import ast
 from functools import cache
 from pathlib import Path
 
 import pytest
 
 TESTS = Path(__file__).parent
-PRODUCTS = ("tiny_product", "product")  # fixtures that start services; a file is with the first
+# Fixtures that start services for many files; a file is with the first that it takes.
+PRODUCTS = ("tiny_product", "product", "observed")
+
+# Files whose tests share nothing and take seconds each; they fill the end of the run.
+APART = ("e2e/test_dtypes.py",)
 
 # One makes and removes network interfaces, at which a browser gives up its connections.
+# Together they take longest and mostly wait: they begin with what computes, in all that is tested.
 NETWORK = ("deploy/cluster", "e2e/page")
 
 # Folders by what their tests cost. What is in none of them costs as much as the middle.
@@ -45,18 +51,43 @@ def folder_of(item: pytest.Item) -> str:
     return next(str(p) for p in (path, *path.parents) if str(p) in RANKS)
 
 
-def rank(item: pytest.Item) -> tuple[int, bool]:
+def rank(item: pytest.Item) -> tuple[int, int]:
     """What is sorted by: the folder's rank, and in it slow tests last."""
-    return RANKS[folder_of(item)], "slow" in item.keywords
+    path = item.path.relative_to(TESTS)
+    if str(path.parent) in NETWORK:
+        return RANKS["kernels"], 0
+    place = 3 if str(path) in APART else 2 if "slow" in item.keywords else 1
+    return RANKS[folder_of(item)], place
+
+
+def group_of(path: Path, nodeid: str) -> str:
+    """What names the tests that run in one process: a product, the network, a file or one test."""
+    place = path.relative_to(TESTS)
+    if str(place) in APART:
+        return nodeid
+    if str(place.parent) in NETWORK:
+        return "network"
+    is_whole_path = place.parts[0] == "e2e"
+    return (product_of(path.read_text()) if is_whole_path else "") or nodeid.partition("::")[0]
 
 
 @cache
-def product_of(path: Path) -> str:
-    """What the tests of a file share with others, a product or the network; empty if nothing."""
-    if str(path.parent.relative_to(TESTS)) in NETWORK:
-        return "network"
-    source = path.read_text() if path.is_relative_to(TESTS / "e2e") else ""
-    return next((name for name in PRODUCTS if f"{name}: Product" in source), "")
+def product_of(source: str) -> str:
+    """The product that a file's tests and fixtures take, and that it does not define itself."""
+    functions = [
+        node
+        for node in ast.parse(source).body
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    ]
+    fixtures = [
+        node
+        for node in functions
+        if any("fixture" in ast.unparse(decorator) for decorator in node.decorator_list)
+    ]
+    tests = [node for node in functions if node.name.startswith("test_")]
+    taken = {argument.arg for node in (*fixtures, *tests) for argument in node.args.args}
+    taken -= {node.name for node in fixtures}
+    return next((name for name in PRODUCTS if name in taken), "")
 
 
 def is_slow(path: Path) -> bool:

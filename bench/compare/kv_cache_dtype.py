@@ -1,6 +1,6 @@
 """What an FP8 KV cache costs in quality: perplexity, and how often the best token differs.
 
-    python -m bench.compare.kv_cache_dtype [--model FOLDER] [--text FILE] [--dtype float32]
+    python -m bench.compare.kv_cache_dtype [--model FOLDER|FILE] [--text FILE] [--dtype float32]
 
 The text is computed as a prompt once for each type of cache. Every token attends to what was stored
 of those before it, as in the server. Agreement is the share of positions whose most likely next
@@ -19,6 +19,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from default_model.folder import ensure
+from pagewire.gguf import files
 from worker_svc.attention.batch import AttentionBatch
 from worker_svc.device.device import DTYPES, KV_DTYPES, resolve_kv_dtype
 from worker_svc.models.decoder import Decoder, load_model
@@ -77,13 +78,16 @@ def predictions(model: Decoder, ids: Tensor) -> Tensor:
 
 def main(arguments: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", type=Path, help="folder (default: the embedded model)")
+    parser.add_argument("--model", type=Path, help="folder or GGUF file; default: embedded")
     parser.add_argument("--text", type=Path, default=TEXT)
     parser.add_argument("--dtype", choices=DTYPES, default="float32")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     options = parser.parse_args(arguments)
     folder = options.model or ensure()
-    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    stored = files.read_file(folder, "tokenizer.json")
+    if stored is None:
+        raise SystemExit(f"{folder}: no tokenizer.json")
+    tokenizer = Tokenizer.from_str(stored.decode("utf-8"))
     token_ids = tokenizer.encode(options.text.read_text("utf-8")).ids
     for one in measure(folder, token_ids, DTYPES[options.dtype], torch.device(options.device)):
         sys.stdout.write(json.dumps({"num_tokens": len(token_ids), **asdict(one)}) + "\n")

@@ -134,7 +134,8 @@ class ChatFormat:
         tool_format = self._format_for(conversation)
         if tool_format is None and self.reasoning is ReasoningFormat.HARMONY:
             return harmony.TOKENS
-        return () if tool_format is None else tool_format.shown_tokens
+        thoughts = () if self.reasoning in (None, ReasoningFormat.HARMONY) else (OPEN, CLOSE)
+        return (*thoughts, *(() if tool_format is None else tool_format.shown_tokens))
 
     def with_markers(self, tags: StructuralTags) -> StructuralTags:
         """Tags whose markers may come as the model's tokens."""

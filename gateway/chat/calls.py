@@ -14,6 +14,7 @@ from typing import Any
 from gateway.chat.json_end import JsonEnd
 from gateway.chat.parts import CallArguments, CallStart, Content, Part
 from gateway.chat.source import Source, Steps
+from gateway.text.unicode import to_json
 
 # The usual order of a call's members, in which arguments can be streamed.
 _HEAD = re.compile(
@@ -128,7 +129,7 @@ def _whole_call(source: Source, start: int, end: int, calls: Calls) -> bool:
         return False
     source.take(end)
     calls.begin(name)
-    calls.add_arguments(json.dumps(arguments, ensure_ascii=False))
+    calls.add_arguments(to_json(arguments))
     return True
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from gateway import limits
 from gateway.errors import invalid
+from gateway.text.unicode import whole_characters
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,14 @@ class Message:
 
 
 @dataclass(frozen=True, slots=True)
+class ToolPlaces:
+    """Where a request says what a tool is, for errors."""
+
+    name: str
+    parameters: str
+
+
+@dataclass(frozen=True, slots=True)
 class Tool:
     """A function that the model may call; the parameters are a JSON schema."""
 
@@ -39,6 +48,12 @@ class Tool:
     description: str | None = None
     parameters: Mapping[str, Any] | None = None
     is_strict: bool = False  # arguments must match the schema
+    places: ToolPlaces | None = None  # None: those of a chat
+
+    def places_at(self, index: int) -> ToolPlaces:
+        """Where the tool of this index stands in its request."""
+        path = f"tools[{index}].function"
+        return self.places or ToolPlaces(f"{path}.name", f"{path}.parameters")
 
 
 class ToolMode(Enum):
@@ -139,7 +154,7 @@ def _check_tools(tools: tuple[Tool, ...], choice: ToolChoice) -> None:
     limits.check_count("tools", len(tools), limits.MAX_TOOLS)
     names: set[str] = set()
     for index, tool in enumerate(tools):
-        path = f"tools[{index}].function.name"
+        path = tool.places_at(index).name
         _check_name(path, tool.name)
         if tool.name in names:
             raise invalid(path, f"{tool.name!r} is the name of two tools")
@@ -161,9 +176,14 @@ def parse_arguments(arguments: str) -> dict[str, Any] | str:
     """A call's arguments as templates expect them; the text itself unless it is a JSON object.
 
     A model's mistake, or a call that was cut off, stays in the conversation as it was written.
+    Halves of characters, which JSON may hold, are replaced.
     """
     try:
         parsed = json.loads(arguments or "{}")
+        text = json.dumps(parsed, ensure_ascii=False, allow_nan=False)  # 1e999 is infinite here
     except (ValueError, RecursionError):
         return arguments
-    return parsed if isinstance(parsed, dict) else arguments
+    if not isinstance(parsed, dict):
+        return arguments
+    whole = whole_characters(text)
+    return parsed if whole == text else dict(json.loads(whole))

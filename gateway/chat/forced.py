@@ -44,7 +44,7 @@ def structure(conversation: Conversation) -> JsonSchema | CallList:
 
 
 def _schema(index: int, tool: Tool, *, is_bound: bool) -> JsonSchema:
-    place = f"tools[{index}].function.parameters"
+    place = tool.places_at(index).parameters
     if not is_bound:
         return JsonSchema(place, ANY_OBJECT)
     schema = NO_ARGUMENTS if tool.parameters is None else tool.parameters
@@ -67,6 +67,8 @@ def _parse_list(source: Source, calls: Calls) -> Steps[None]:
 
 
 def _parse_arguments(source: Source, calls: Calls, *, name: str) -> Steps[None]:
+    if (yield from source.skip_space(0)) == len(source.text):
+        return  # it ended before the call, within the reasoning perhaps
     calls.begin(name)
     while True:
         calls.add_arguments(source.take(len(source.text)))

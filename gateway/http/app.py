@@ -275,4 +275,6 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
 
 async def _on_bug(request: Request, error: Exception) -> Response:
     problem = "internal error; the gateway's log says more"
-    return error_answer(RequestError(ErrorKind.INTERNAL, problem), request.url.path)
+    bug = RequestError(ErrorKind.INTERNAL, problem)
+    # The server ends the connection, and clients that keep theirs must not send into its end.
+    return error_answer(bug, request.url.path, connection="close")

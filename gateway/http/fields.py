@@ -34,7 +34,6 @@ _BOTH: dict[str, tuple[Any, ...]] = {
     "ec_transfer_params": ({},),
     "vllm_xargs": ({},),
     "extra_args": ({},),
-    "logprob_token_ids": ([],),
     "prompt_embeds": (),
     "repetition_detection": (),
     "return_mm_kwargs": (False,),

@@ -11,6 +11,7 @@ from gateway import limits
 from gateway.chat.conversation import Message, Tool, ToolCall, ToolChoice, ToolMode
 from gateway.errors import invalid, unsupported
 from gateway.http import fields
+from gateway.text.unicode import to_json
 
 
 class Strict(BaseModel):
@@ -66,6 +67,14 @@ class TextPart(Strict):
         return self.type in ("thinking", "reasoning_text")
 
 
+def _written(arguments: Any) -> Any:
+    """Arguments as text; clients of other servers send the object itself."""
+    return to_json(arguments) if isinstance(arguments, dict) else arguments
+
+
+Arguments = Annotated[str, BeforeValidator(_written, json_schema_input_type=str | dict[str, Any])]
+
+
 class CalledFunction(Strict):
     """The function of a tool call; arguments are what the model wrote, by rights a JSON object."""
 
@@ -73,7 +82,7 @@ class CalledFunction(Strict):
     where: ClassVar[str | None] = "messages[].tool_calls[].function."
 
     name: str
-    arguments: str = ""
+    arguments: Arguments = ""
 
 
 class ToolCallBody(Strict):
@@ -166,7 +175,8 @@ def check_list(path: str, entries: Any, limit: int, *known: str) -> None:
     for index, entry in enumerate(entries):
         kind = entry.get("type") if isinstance(entry, dict) else None
         if isinstance(kind, str) and kind not in known:
-            problem = f"{kind[:64]!r} is not supported by this model, only {known[0]!r} is"
+            supported = " or ".join(map(repr, known))
+            problem = f"{kind[:64]!r} is not supported by this model, only {supported}"
             raise unsupported(f"{path}[{index}].type", problem)
 
 

@@ -4,14 +4,13 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field, PlainValidator, ValidationError, WithJsonSchema
+from pydantic import BeforeValidator, Field, ValidationError
 
 from gateway import limits
 from gateway.chat.conversation import (
     Conversation,
     Message,
     Rendering,
-    Tool,
     ToolCall,
     ToolChoice,
     ToolMode,
@@ -19,7 +18,14 @@ from gateway.chat.conversation import (
 from gateway.errors import invalid, unsupported
 from gateway.generation import GenerationRequest, SamplingParams, check_range
 from gateway.http import fields
-from gateway.http.messages import Strict, TextPart, check_tools, parse_choice
+from gateway.http.messages import Strict, TextPart
+from gateway.http.response_tools.bodies import (
+    CalledTool,
+    ResponseChoice,
+    ResponseTools,
+    to_tools,
+)
+from gateway.http.response_tools.input_text import to_arguments
 from gateway.http.schema import (
     RANDOM_SEED,
     Biases,
@@ -82,13 +88,34 @@ class CallItem(ItemBody):
     type: Literal["function_call"]
     call_id: str
     name: str
+    namespace: str | None = None
     arguments: str
+
+    def to_call(self) -> ToolCall:
+        """The call as a value of the gateway."""
+        name = CalledTool(self.name, self.namespace).full_name
+        return ToolCall(self.call_id, name, self.arguments)
+
+
+class CustomCallItem(ItemBody):
+    """A call of a custom tool by the model."""
+
+    type: Literal["custom_tool_call"]
+    call_id: str
+    name: str
+    namespace: str | None = None
+    input: str
+
+    def to_call(self) -> ToolCall:
+        """The call as a value of the gateway."""
+        name = CalledTool(self.name, self.namespace).full_name
+        return ToolCall(self.call_id, name, to_arguments(self.input))
 
 
 class ResultItem(ItemBody):
     """The result of a call."""
 
-    type: Literal["function_call_output"]
+    type: Literal["function_call_output", "custom_tool_call_output"]
     call_id: str
     output: TextParts
 
@@ -102,11 +129,13 @@ class ReasoningItem(ItemBody):
     content: TextParts | None = None
 
 
-Item = MessageItem | CallItem | ResultItem | ReasoningItem
+Item = MessageItem | CallItem | CustomCallItem | ResultItem | ReasoningItem
 _KINDS: dict[str, type[Item]] = {
     "message": MessageItem,
     "function_call": CallItem,
     "function_call_output": ResultItem,
+    "custom_tool_call": CustomCallItem,
+    "custom_tool_call_output": ResultItem,
     "reasoning": ReasoningItem,
 }
 
@@ -141,35 +170,6 @@ def _parse_item(path: str, item: Any) -> Item:
 Input = Annotated[
     list[Item], BeforeValidator(_parse_input, json_schema_input_type=str | list[Item])
 ]
-
-
-class FunctionTool(Strict):
-    """A function in this API's form, without a wrapper."""
-
-    harmless: ClassVar[Collection[str]] = fields.COPIED
-    where: ClassVar[str | None] = "tools[]."
-
-    type: Literal["function"]
-    name: str
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
-
-    def to_tool(self) -> Tool:
-        """The tool as a value of the gateway."""
-        return Tool(self.name, self.description, self.parameters, bool(self.strict))
-
-
-_CHOICE_SCHEMA = {
-    "anyOf": [
-        {"type": "string", "enum": [mode.value for mode in ToolMode]},
-        {
-            "type": "object",
-            "properties": {"type": {"const": "function"}, "name": {"type": "string"}},
-            "required": ["type", "name"],
-        },
-    ]
-}
 
 
 class ReasoningOptions(Strict):
@@ -238,10 +238,8 @@ class ResponseBody(Body):
     skip_prefix_cache: bool | None = None
     skip_speculation: bool | None = None
     request_id: str | None = None
-    tools: Annotated[list[FunctionTool], BeforeValidator(check_tools)] | None = None
-    tool_choice: (
-        Annotated[ToolChoice, PlainValidator(parse_choice), WithJsonSchema(_CHOICE_SCHEMA)] | None
-    ) = None
+    tools: ResponseTools | None = None
+    tool_choice: ResponseChoice | None = None
     parallel_tool_calls: bool | None = None
     reasoning: ReasoningOptions | None = None
     text: TextOptions | None = None
@@ -263,7 +261,7 @@ class ResponseBody(Body):
         effort = None if self.reasoning is None else self.reasoning.effort
         conversation = Conversation(
             messages=tuple(self._messages(earlier)),
-            tools=tuple(tool.to_tool() for tool in self.tools or ()),
+            tools=to_tools(self.tools or ()),
             tool_choice=choice,
             parallel_tool_calls=self.parallel_tool_calls is not False,
             rendering=Rendering(kwargs=self.chat_template_kwargs or {}, reasoning_effort=effort),
@@ -327,10 +325,9 @@ def _add(turns: list[Message], item: Item) -> None:
         case MessageItem(role="assistant"):
             turn = _open_turn(turns, is_new=lambda last: bool(last.content or last.tool_calls))
             turns[-1] = replace(turn, content=_text_of(item.content))
-        case CallItem():
+        case CallItem() | CustomCallItem():
             turn = _open_turn(turns)
-            call = ToolCall(item.call_id, item.name, item.arguments)
-            turns[-1] = replace(turn, tool_calls=(*turn.tool_calls, call))
+            turns[-1] = replace(turn, tool_calls=(*turn.tool_calls, item.to_call()))
         case ReasoningItem():
             if item.content:
                 turn = _open_turn(turns, is_new=lambda last: True)

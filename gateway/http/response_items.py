@@ -1,12 +1,16 @@
 """The items of a response, and the events as they grow. Pure."""
 
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from gateway.chat.parts import CallArguments, CallStart, Content, Part, Reasoning
+from gateway.http.response_tools.bodies import CalledTool
+from gateway.http.response_tools.input_text import InputText
 
 Event = dict[str, Any]
+CUSTOM = "custom_tool_call"
+CALLS = ("function_call", CUSTOM)
 
 COMPLETED, INCOMPLETE, IN_PROGRESS = "completed", "incomplete", "in_progress"
 
@@ -14,9 +18,11 @@ COMPLETED, INCOMPLETE, IN_PROGRESS = "completed", "incomplete", "in_progress"
 class Items:
     """The items of an answer: reasoning, messages and calls, in order."""
 
-    def __init__(self) -> None:
+    def __init__(self, tools: Mapping[str, CalledTool]) -> None:
         self.items: list[dict[str, Any]] = []
+        self._tools = tools  # by the name that the model calls
         self._pieces: list[str] | None = None  # of the open item; None when none is open
+        self._input = InputText()  # of the open item, if it is a call of a custom tool
 
     def add(self, parts: Iterable[Part]) -> list[Event]:
         """Adds parts of the answer; returns the events."""
@@ -25,7 +31,13 @@ class Items:
     def _add(self, part: Part) -> list[Event]:
         match part:
             case CallStart():
-                return [*self.close(COMPLETED), *self._open(_call(part))]
+                called = self._tools.get(part.name, CalledTool(part.name))
+                ended = self.close(COMPLETED)
+                self._input = InputText()
+                return [*ended, *self._open(_call(part, called))]
+            case CallArguments() if self.items[-1]["type"] == CUSTOM:
+                new = self._input.push(part.text)
+                return [self._grow(new)] if new else []
             case CallArguments():
                 return [self._grow(part.text)]
             case Reasoning() | Content():
@@ -41,7 +53,7 @@ class Items:
         self._pieces = []
         # A copy, since the item changes later.
         events = [self._event("response.output_item.added", item=_empty(item), is_item=True)]
-        if item["type"] != "function_call":
+        if item["type"] not in CALLS:
             events.append(self._event("response.content_part.added", part=dict(item["content"][0])))
         return events
 
@@ -51,6 +63,8 @@ class Items:
         match self.items[-1]["type"]:
             case "function_call":
                 return self._event("response.function_call_arguments.delta", delta=text)
+            case "custom_tool_call":
+                return self._event("response.custom_tool_call_input.delta", delta=text)
             case "reasoning":
                 return self._event("response.reasoning_text.delta", delta=text)
             case _:
@@ -60,11 +74,16 @@ class Items:
         """Ends the open item, if there is one; returns the events."""
         if self._pieces is None:
             return []
-        item, text = self.items[-1], "".join(self._pieces)
+        item = self.items[-1]
+        rest = self._input.end() if item["type"] == CUSTOM else ""
+        done = [self._grow(rest)] if rest else []
+        text = "".join(self._pieces)
         self._pieces = None
         item["status"] = status
-        done: list[Event]
-        if item["type"] == "function_call":
+        if item["type"] == CUSTOM:
+            item["input"] = text
+            done.append(self._event("response.custom_tool_call_input.done", input=text))
+        elif item["type"] == "function_call":
             item["arguments"] = text
             name = item["name"]
             done = [self._event("response.function_call_arguments.done", arguments=text, name=name)]
@@ -84,7 +103,7 @@ class Items:
         event: Event = {"type": kind, "output_index": len(self.items) - 1}
         if not is_item:
             event["item_id"] = self.items[-1]["id"]
-            if self.items[-1]["type"] != "function_call":
+            if self.items[-1]["type"] not in CALLS:
                 event["content_index"] = 0
         return event | more
 
@@ -106,9 +125,13 @@ def _reasoning() -> dict[str, Any]:
     return item | {"status": IN_PROGRESS, "content": [part]}
 
 
-def _call(start: CallStart) -> dict[str, Any]:
-    item = {"id": _new_id("fc"), "type": "function_call", "status": IN_PROGRESS}
-    return item | {"call_id": start.id, "name": start.name, "arguments": ""}
+def _call(start: CallStart, called: CalledTool) -> dict[str, Any]:
+    kind, prefix = (CUSTOM, "ctc") if called.is_custom else ("function_call", "fc")
+    item = {"id": _new_id(prefix), "type": kind, "status": IN_PROGRESS}
+    item |= {"call_id": start.id, "name": called.name}
+    if called.namespace is not None:
+        item["namespace"] = called.namespace
+    return item | {"input" if called.is_custom else "arguments": ""}
 
 
 def _new_id(prefix: str) -> str:

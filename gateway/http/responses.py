@@ -1,5 +1,6 @@
 """POST /v1/responses: OpenAI's newer API over the same chats."""
 
+import json
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
@@ -9,6 +10,7 @@ from typing import Any
 from fastapi import Request
 from fastapi.responses import JSONResponse, Response
 
+from gateway import limits
 from gateway.chat.conversation import ToolChoice
 from gateway.chat.parts import Part
 from gateway.errors import RequestError, ended_by, error_body
@@ -18,6 +20,7 @@ from gateway.http.events import encode_json
 from gateway.http.headers import REQUEST_ID, standing_of
 from gateway.http.response_body import ResponseBody, TextOptions
 from gateway.http.response_items import COMPLETED, IN_PROGRESS, INCOMPLETE, Items
+from gateway.http.response_tools.bodies import called_tools
 from gateway.http.stored.kept import kept_for
 from gateway.http.stored.store import ResponseStore
 from gateway.pipeline import Pipeline
@@ -37,7 +40,10 @@ async def respond(
     wanted = replace(body.to_request(request_id, kept.earlier), standing=standing)
     model = pipeline.resolve_model(body.model).name
     head = _head(kept.response_id, model, body, pipeline.sampling_defaults)
-    answer = Answer(head | {"store": kept.store is not None}, kept.keep)
+    for field, value in head.items():  # what is repeated must be text
+        limits.utf8(field, json.dumps(value, ensure_ascii=False))
+    items = Items(called_tools(body.tools or ()))
+    answer = Answer(head | {"store": kept.store is not None}, items, kept.keep)
     if body.stream:
         return await streamed(request, _events(pipeline, wanted, answer))
     whole = await unless_disconnected(request, pipeline.complete(wanted))
@@ -49,10 +55,12 @@ async def respond(
 class Answer:
     """One response as it grows, and its events."""
 
-    def __init__(self, head: Mapping[str, Any], keep: Callable[[dict[str, Any]], None]) -> None:
+    def __init__(
+        self, head: Mapping[str, Any], items: Items, keep: Callable[[dict[str, Any]], None]
+    ) -> None:
         self.body: dict[str, Any] = dict(head)
         self._keep = keep
-        self._items = Items()
+        self._items = items
         self._num_events = 0
 
     def begin(self) -> bytes:
@@ -147,7 +155,7 @@ def _head(
         "reasoning": {"effort": effort, "summary": None},
         "temperature": own["temperature"] if body.temperature is None else body.temperature,
         "text": {"format": _format_body(body.text)},
-        "tool_choice": _choice_body(body.tool_choice or ToolChoice()),
+        "tool_choice": _choice_body(body),
         "tools": [tool.model_dump() for tool in body.tools or ()],
         "top_p": own["top_p"] if body.top_p is None else body.top_p,
         "truncation": "disabled",
@@ -162,7 +170,10 @@ def _format_body(text: TextOptions | None) -> dict[str, Any]:
     return text.format.model_dump(by_alias=True, exclude_none=True)
 
 
-def _choice_body(choice: ToolChoice) -> Any:
+def _choice_body(body: ResponseBody) -> Any:
+    choice = body.tool_choice or ToolChoice()
     if choice.name is None:
         return choice.mode.value
-    return {"type": "function", "name": choice.name}
+    called = called_tools(body.tools or ()).get(choice.name)
+    is_custom = called is not None and called.is_custom
+    return {"type": "custom" if is_custom else "function", "name": choice.name}

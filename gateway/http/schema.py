@@ -106,6 +106,7 @@ class GenerationBody(CandidateFields, Body):
     allowed_token_ids: list[int] | None = None
     bad_words: list[str] | None = None
     prompt_logprobs: int | None = None
+    logprob_token_ids: list[int] | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     guided_json: Any = None
@@ -153,7 +154,9 @@ class GenerationBody(CandidateFields, Body):
         num_top_logprobs: int | None,
         echo: bool = False,
     ) -> list[GenerationRequest]:
-        """The requests of this body for one prompt."""
+        """The requests of this body for one prompt. Raises RequestError."""
+        if self.logprob_token_ids and num_top_logprobs is None:  # best_of asks for some by itself
+            raise invalid("logprob_token_ids", "is only allowed with logprobs")
         sampling = SamplingParams(
             temperature=self.temperature,
             top_p=self.top_p,
@@ -170,6 +173,7 @@ class GenerationBody(CandidateFields, Body):
             logit_bias=self.logit_bias or (),
             allowed_token_ids=tuple(self.allowed_token_ids or ()),
             num_top_logprobs=num_top_logprobs,
+            logprob_token_ids=tuple(self.logprob_token_ids or ()),
             num_prompt_logprobs=self.prompt_logprobs,
             skip_speculation=self.skip_speculation,
         )

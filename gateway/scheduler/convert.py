@@ -84,6 +84,7 @@ def sampling_to_proto(sampling: SamplingParams) -> types_pb2.SamplingParams:
             types_pb2.TokenSequence(token_ids=word) for word in sampling.bad_words_token_ids
         ],
         logprobs=sampling.num_top_logprobs,
+        logprob_token_ids=sampling.logprob_token_ids,
         prompt_logprobs=sampling.num_prompt_logprobs,
         grammar=sampling.grammar,
         **values,
@@ -101,6 +102,7 @@ def sampling_from_proto(message: types_pb2.SamplingParams) -> SamplingParams:
         allowed_token_ids=tuple(message.allowed_token_ids),
         bad_words_token_ids=tuple(tuple(word.token_ids) for word in message.bad_words_token_ids),
         num_top_logprobs=message.logprobs if message.HasField("logprobs") else None,
+        logprob_token_ids=tuple(message.logprob_token_ids),
         num_prompt_logprobs=(
             message.prompt_logprobs if message.HasField("prompt_logprobs") else None
         ),

@@ -23,6 +23,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "repetition_penalty": (1,),
     "logit_bias": ((),),
     "allowed_token_ids": ((),),
+    "logprob_token_ids": ((),),
     "bad_words_token_ids": ((),),
 }
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from gateway.errors import ErrorKind, RequestError
 from gateway.text.detokenizer import Detokenizer
 from wire.logprobs import LogprobColumns
 
@@ -25,7 +26,7 @@ class Candidate:
 
     token_id: int
     logprob: float
-    rank: int
+    rank: int  # 1: the likeliest; of tokens that the request names, their place among these
     spelling: bytes  # the bytes that it adds to the text, possibly an incomplete character
 
 
@@ -34,7 +35,7 @@ class OutputTokenLogprobs:
     """A token of the output with its likeliest alternatives."""
 
     sampled: Candidate
-    top: tuple[Candidate, ...]  # likeliest first; may include the sampled token
+    top: tuple[Candidate, ...]  # likeliest first, or as named; may include the sampled token
     text_offset: int  # number of characters of the output before it
 
 
@@ -48,11 +49,17 @@ class LogprobReader:
     """Adds text to the log probabilities of one output, token by token."""
 
     def __init__(
-        self, spell: Spell, detokenizer: Detokenizer, num_top: int, text_offset: int = 0
+        self,
+        spell: Spell,
+        detokenizer: Detokenizer,
+        num_top: int,
+        text_offset: int = 0,
+        named: tuple[int, ...] = (),
     ) -> None:
         self._spell = spell
         self._detokenizer = detokenizer
-        self._num_top = num_top
+        self._num_top = len(named) or num_top
+        self._named = named  # reported in place of the likeliest; empty: those
         self._num_characters = text_offset  # before the next token
         self.total: float | None = 0.0  # of all tokens; None: some were skipped
 
@@ -64,12 +71,18 @@ class LogprobReader:
     def read(
         self, token_ids: Sequence[int], raw: Sequence[RawLogprobs]
     ) -> tuple[OutputTokenLogprobs, ...]:
-        """The values of new output tokens; more rows in `raw` were cut off by a stop string."""
+        """The values of new output tokens; more rows in `raw` were cut off by a stop string.
+
+        Raises RequestError for values of other tokens than those named.
+        """
         return tuple(map(self._read, token_ids, raw))
 
     def _read(self, token_id: int, raw: RawLogprobs) -> OutputTokenLogprobs:
         offset = self._num_characters
         self._num_characters += len(self._detokenizer.push((token_id,)))
+        if self._named and tuple(raw.top_token_ids[: self._num_top]) != self._named:
+            problem = "the scheduler or its worker is older than logprob_token_ids"
+            raise RequestError(ErrorKind.INTERNAL, problem)
         pairs = zip(raw.top_token_ids, raw.top_logprobs, strict=True)
         top = tuple(
             Candidate(top_id, logprob, index + 1, self._spell(top_id))

@@ -314,6 +314,13 @@ def _decode_kernel(
         acc = tl.zeros([GROUP_PAD, D], tl.float32)
     if IS_FP8:  # the values' scale is applied to their sum
         scale_log2 *= tl.load(kv_scales_ptr + head)
+        if q.dtype == tl.bfloat16:
+            # Every FP8 number is a float16 number, to which it is widened with much less work than
+            # to bfloat16. Nothing of q is lost but what is 2^-24 of its largest value.
+            largest = tl.max(tl.max(tl.abs(q.to(tl.float32)), 1), 0)
+            largest = tl.where(largest > 0.0, largest, 1.0)
+            q = (q.to(tl.float32) / largest).to(tl.float16)
+            scale_log2 *= largest
     for first in range(start, end, BLOCK_N):
         tokens = first + tl.arange(0, BLOCK_N)
         valid = tokens < end

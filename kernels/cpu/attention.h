@@ -18,6 +18,8 @@ enum {
     KEY_TILE = 32, /* keys per tile of the online softmax */
     TOGETHER = 4,  /* query heads that share one read of a key */
     QUERIES = 96,  /* queries per block of a prompt, over all heads of a KV head */
+    CACHE_LINE = 64,              /* bytes */
+    BYTES_LOADED_AHEAD = 1 << 18, /* of keys and values: less than a core's cache */
 };
 
 typedef struct {
@@ -110,15 +112,38 @@ static void find_keys(const attention *a, const layer_cache *cache, long sequenc
     }
 }
 
+/* Loads keys and values of KV heads `heads`, for tokens [start, start + count) of a sequence, in the
+ * order of their addresses. The CPU then recognizes a stream and fetches it at its full rate, which
+ * neither one head's rows nor prefetch instructions achieve. */
+static void load_rows(const attention *a, const layer_cache *cache, long sequence, range heads,
+                      long start, long count) {
+    if (heads.begin == heads.end) return;
+    const cached *rows[KEY_TILE];
+    long d = a->head_dim, line = CACHE_LINE / sizeof **rows;
+    for (long first = start; first < start + count; first += KEY_TILE) {
+        long num_rows = least(start + count - first, KEY_TILE);
+        find_keys(a, cache, sequence, 0, first, num_rows, rows);
+        for (long j = 0; j < num_rows; j++)
+            for (long of_values = 0; of_values < 2; of_values++) {
+                const volatile cached *row = rows[j] + of_values * a->num_kv_heads * d;
+                for (long i = heads.begin * d; i < heads.end * d; i += line) (void)row[i];
+            }
+    }
+}
+
 /* ---- online softmax --------------------------------------------------------------------------- */
 
 /* Turns scores [KEY_TILE] into weights relative to the largest score so far, zero from `count` on;
  * returns the factor that rescales previous sums. */
 static float weigh(float *restrict scores, long count, float *largest, float *total) {
-    float past = *largest, most = past;
-    for (long j = 0; j < count; j++) most = scores[j] > most ? scores[j] : most;
     for (long j = count; j < KEY_TILE; j++) scores[j] = -INFINITY;
-    vec sum = {};
+    float past = *largest;
+    vec mosts = (vec){} + past, sum = {};
+    for (long j = 0; j < KEY_TILE; j += LANES) {
+        vec score = load_float(scores + j);
+        mosts = either(score > mosts, score, mosts);
+    }
+    float most = largest_of(mosts);
     for (long j = 0; j < KEY_TILE; j += LANES) {
         vec relative = load_float(scores + j) - most, weights = exponential(relative);
         weights = either(relative < -87.0f, (vec){}, weights);
@@ -177,10 +202,11 @@ INLINED void attend_tile(const cached *const *keys, const cached *const *values,
     add_tile(values, count, d, heads, kept, scores, state->sum);
 }
 
-/* Attention of `heads` query heads of one KV head, which share each read of keys and values. */
+/* Attention of `heads` query heads of one KV head, which share each read of keys and values; loads
+ * those of the `unread` KV heads, too. */
 static void attend_heads(const attention *a, const scalar *qkv, const scalar *qk_norm,
-                         const layer_cache *cache, scalar *out, long sequence, long first,
-                         int heads) {
+                         const layer_cache *cache, scalar *out, long sequence, range unread,
+                         long first, int heads) {
     long d = a->head_dim, context = a->context_lens[sequence], row = a->starts[sequence];
     long kv_head = first / (a->num_heads / a->num_kv_heads);
     float scale = a->scale * scale_of(a, cache, OF_KEYS, kv_head);
@@ -194,8 +220,12 @@ static void attend_heads(const attention *a, const scalar *qkv, const scalar *qk
         memset(state.sum[h], 0, sizeof state.sum[h]);
     }
     const cached *keys[KEY_TILE], *values[KEY_TILE];
+    long row_bytes = 2 * a->num_kv_heads * d * sizeof(cached);
+    long ahead = ceil_div(BYTES_LOADED_AHEAD, row_bytes * KEY_TILE) * KEY_TILE;
     for (long start = 0; start < context; start += KEY_TILE) {
         long count = least(context - start, KEY_TILE);
+        if (start % ahead == 0)
+            load_rows(a, cache, sequence, unread, start, least(context - start, ahead));
         find_keys(a, cache, sequence, kv_head, start, count, keys);
         for (long j = 0; j < count; j++) values[j] = keys[j] + a->num_kv_heads * d;
         switch (heads) {
@@ -313,15 +343,20 @@ static void attend_block(const attention *a, const scalar *qkv, const scalar *qk
 
 static void attend_singles_part(const attention *a, const scalar *qkv, const scalar *qk_norm,
                                 const layer_cache *cache, scalar *out, team me) {
-    long share = a->num_heads / a->num_kv_heads, singles = 0, seen = 0;
+    long num_kv = a->num_kv_heads, share = a->num_heads / num_kv, singles = 0, seen = 0;
     for (long s = 0; s < a->sequences; s++) singles += a->starts[s + 1] - a->starts[s] == 1;
-    range mine = share_of(singles * a->num_kv_heads, me);
+    range mine = share_of(singles * num_kv, me);
     for (long s = 0; s < a->sequences; s++) {
         if (a->starts[s + 1] - a->starts[s] != 1) continue;
-        for (long kv_head = 0; kv_head < a->num_kv_heads; kv_head++, seen++)
-            for (long h = 0; h < share && mine.begin <= seen && seen < mine.end; h += TOGETHER)
-                attend_heads(a, qkv, qk_norm, cache, out, s, kv_head * share + h,
+        range heads = {largest(mine.begin - seen, 0), least(mine.end - seen, num_kv)};
+        range unread = heads;
+        seen += num_kv;
+        for (long kv_head = heads.begin; kv_head < heads.end; kv_head++)
+            for (long h = 0; h < share; h += TOGETHER) {
+                attend_heads(a, qkv, qk_norm, cache, out, s, unread, kv_head * share + h,
                              least(share - h, TOGETHER));
+                unread = (range){0, 0};
+            }
     }
 }
 

@@ -54,6 +54,7 @@ INLINED range share_of(long count, team me) {
 
 INLINED long ceil_div(long a, long b) { return (a + b - 1) / b; }
 INLINED long least(long a, long b) { return a < b ? a : b; }
+INLINED long largest(long a, long b) { return a > b ? a : b; }
 
 typedef struct {
     const void *weight; /* panels of float numbers, or of integers: grouped.h */
@@ -66,22 +67,12 @@ typedef struct {
 
 /* ---- inputs ----------------------------------------------------------------------------------- */
 
-INLINED long input_stride(const gemm *p) {
-    return p->group ? p->inputs : ceil_div(p->inputs, GROUP) * GROUP;
-}
+INLINED long input_stride(const gemm *p) { return ceil_div(p->inputs, GROUP) * GROUP; }
 
-/* Bytes of a row's copy that the GEMM reads, as floats for integer weights, or padded to whole
- * groups; 0 if it reads the row itself. */
+/* Bytes of a row's copy that the GEMM reads; 0 if it reads the row itself. */
 INLINED long copy_bytes(const gemm *p) {
-    long size = p->group ? sizeof(float) : sizeof(input);
-    bool is_copied = size != sizeof(scalar) || input_stride(p) != p->inputs;
-    return is_copied ? input_stride(p) * size : 0;
-}
-
-/* Writes elements [begin, end) of a row as floats. */
-static void copy_floats(const scalar *x, float *to, long begin, long end) {
-    for (long i = begin; i < end; i += LANES)
-        store_some_floats(to + i, load_some(x + i, end - i), end - i);
+    bool is_copied = sizeof(input) != sizeof(scalar) || input_stride(p) != p->inputs;
+    return is_copied ? input_stride(p) * sizeof(input) : 0;
 }
 
 /* Writes elements [begin, end) of a row's copy, and zeros after the last one. */
@@ -89,7 +80,8 @@ static void copy_inputs(const scalar *x, input *to, long begin, long end, long s
 #if defined(MULTIPLIES_PAIRS)
     memcpy(to + begin, x + begin, (end - begin) * sizeof *x);
 #else
-    copy_floats(x, to, begin, end);
+    for (long i = begin; i < end; i += LANES)
+        store_some_floats(to + i, load_some(x + i, end - i), end - i);
 #endif
     if (end == size)
         for (long i = size; i < stride; i++) to[i] = 0;
@@ -108,12 +100,7 @@ static void prepare(const scalar *x, const prepared *to, long row, long begin, l
     if (!p) return;
     long size = p->inputs, stride = input_stride(p), group = p->group;
     x += row * size;
-    if (copy_bytes(p)) {
-        if (group)
-            copy_floats(x, (float *)to->copy + row * stride, begin, end);
-        else
-            copy_inputs(x, (input *)to->copy + row * stride, begin, end, size, stride);
-    }
+    if (copy_bytes(p)) copy_inputs(x, (input *)to->copy + row * stride, begin, end, size, stride);
     for (long i = begin; group && i < end; i += group) {
         vec total = {};
         for (long k = 0; k < group; k += LANES) total += load(x + i + k);
@@ -167,19 +154,27 @@ INLINED void add_floats(const int rows, const int vecs, vec (*sum)[4], const flo
 }
 
 #if defined(MULTIPLIES_PAIRS)
+/* sum[r][v] += weights[v] * x[r], by pairs. */
+INLINED void multiply_add_pairs(const int rows, const int vecs, vec (*sum)[4], const uvec *weights,
+                                const input *x, long stride) {
+#pragma GCC unroll 8
+    for (int r = 0; r < rows; r++) {
+        int pair;
+        memcpy(&pair, x + r * stride, sizeof pair);
+        __m512bh inputs = (__m512bh)_mm512_set1_epi32(pair);
+#pragma GCC unroll 4
+        for (int v = 0; v < vecs; v++)
+            sum[r][v] = (vec)_mm512_dpbf16_ps((__m512)sum[r][v], (__m512bh)weights[v], inputs);
+    }
+}
+
 INLINED void add_packed(const int rows, const int vecs, vec (*sum)[4], const scalar *w,
                         const input *x, long stride) {
+    uvec weights[4];
 #pragma GCC unroll 4
-    for (int v = 0; v < vecs; v++) {
-        __m512bh weights = (__m512bh)_mm512_loadu_si512(w + v * LANES * GROUP);
-#pragma GCC unroll 8
-        for (int r = 0; r < rows; r++) {
-            int pair;
-            memcpy(&pair, x + r * stride, sizeof pair);
-            __m512bh inputs = (__m512bh)_mm512_set1_epi32(pair);
-            sum[r][v] = (vec)_mm512_dpbf16_ps((__m512)sum[r][v], weights, inputs);
-        }
-    }
+    for (int v = 0; v < vecs; v++)
+        memcpy(&weights[v], w + v * LANES * GROUP, sizeof weights[v]);
+    multiply_add_pairs(rows, vecs, sum, weights, x, stride);
 }
 #else
 /* The `which`th input of a group with LANES outputs. */

@@ -6,14 +6,16 @@
  *     scales [PANEL], offsets [PANEL]      float16 or float32
  *     words [group / COLUMNS][PANEL]       32 bits: COLUMNS = 8 or 4 consecutive inputs of an output
  *
- * Inputs are float32, and integers enter a product as float32, exactly: shifted to the first bits
- * of the mantissa of 2^bits (the bias), an integer becomes bias + integer. A group's sum begins at
- * -bias * (sum of its inputs), and is multiplied by the scale when it is complete. So nothing is
- * rounded to the storage type but the result. Pairs of bfloat16 would not be faster: measured, one
- * multiplication of pairs takes as long as four of float32 on a CPU of 2023 (Sapphire Rapids).
+ * Integers enter a product exactly, as float32, or as bfloat16 on CPUs that multiply pairs of it:
+ * shifted to the first bits of a mantissa, an integer becomes bias + integer, and the bias is taken
+ * from the offset. Inputs are those of gemm.h. A group's sum is multiplied by the scale when it is
+ * complete, and the offset by the sum of the group's inputs, so that nothing is rounded to the
+ * storage type but the result.
  *
- * One row unpacks in registers, more rows unpack a block into the L1 cache: the sums are the same
- * ones in the same order, so a row's result does not depend on the number of rows.
+ * Weights are unpacked in registers, for each strip of rows anew: there is time for it while many
+ * rows wait for the multipliers. With few registers, many rows unpack a block into the L1 cache
+ * instead. The sums are the same ones in the same order: a row's result does not depend on the
+ * number of rows.
  */
 #ifndef GROUPED_H
 #define GROUPED_H
@@ -23,13 +25,8 @@
 enum {
     PANEL_VECS = PANEL / LANES,
     PAIR_VECS = 2,
-    SMALLEST_GROUP = 16,
-#if LANES == 16
-    ABREAST = 2, /* groups of one row whose sums are in registers */
-#else
-    ABREAST = 1,
-#endif
     BYTES_AHEAD = 8192, /* to fetch */
+    HAS_FEW_REGISTERS = LANES < 16,
 };
 
 /* ---- blocks ----------------------------------------------------------------------------------- */
@@ -60,6 +57,59 @@ INLINED uvec load_words(const char *words, int vector) {
     return loaded;
 }
 
+/* ---- integers as factors ---------------------------------------------------------------------- */
+
+INLINED uvec moved(uvec word, const int left) { return left >= 0 ? word << left : word >> -left; }
+
+#if defined(MULTIPLIES_PAIRS)
+typedef uvec factors; /* pairs of bfloat16 */
+enum { STEP = 2 };    /* inputs multiplied at once */
+
+/* What is added to an integer: 8 bits are as many as bfloat16 has, and are converted. */
+INLINED float bias_of(const int bits) { return bits == 4 ? 16 : 0; }
+
+/* The bits of a word where pack_block puts its `c`th integer: those of a pair are 16 bits apart. */
+INLINED int place_of(int bits, long c) { return c / 2 * bits + c % 2 * 16; }
+
+INLINED uvec float_bits(uvec integers) {
+    return (uvec)_mm512_cvtepi32_ps((__m512i)integers);
+}
+
+/* bias + the `step`th pair of integers of a word. */
+INLINED factors unpacked(uvec word, const int step, const int bits) {
+    if (bits == 4) return (moved(word, 3 - 4 * step) & 0x00780078u) | 0x41804180u;
+    uvec even = float_bits(moved(word, -8 * step) & 0xff);
+    uvec odd = float_bits(moved(word, -16 - 8 * step) & 0xff);
+    return odd | even >> 16;
+}
+
+INLINED void multiply_add_factors(const int rows, const int vecs, vec (*sum)[4],
+                                  const factors *weights, const input *x, long stride) {
+    multiply_add_pairs(rows, vecs, sum, weights, x, stride);
+}
+#else
+typedef vec factors;
+enum { STEP = 1 };
+
+INLINED float bias_of(const int bits) { return 1 << bits; }
+
+INLINED int place_of(int bits, long c) { return c * bits; }
+
+/* bias + the `step`th integer of a word, which is shifted to the first bits of the bias's mantissa. */
+INLINED factors unpacked(uvec word, const int step, const int bits) {
+    uint32_t ones = (1u << bits) - 1, exponent = 127 + bits;
+    uvec integer = moved(word, 23 - bits - bits * step) & (ones << (23 - bits));
+    return (vec)(integer | exponent << 23);
+}
+
+INLINED void multiply_add_factors(const int rows, const int vecs, vec (*sum)[4],
+                                  const factors *weights, const input *x, long stride) {
+    multiply_add(rows, vecs, sum, weights, x, stride);
+}
+#endif
+
+/* ---- packing ---------------------------------------------------------------------------------- */
+
 static void pack_block(const gemm *p, const uint8_t *integers, const char *scales,
                        const char *offsets, long outputs, char *to) {
     long size = scale_bytes(p), groups = p->inputs / p->group, columns = columns_of(p->bits);
@@ -70,7 +120,7 @@ static void pack_block(const gemm *p, const uint8_t *integers, const char *scale
         for (long k = 0; k < p->group; k += columns) {
             uint32_t word = 0;
             for (long c = 0; c < columns; c++)
-                word |= (uint32_t)integers[n * p->inputs + k + c] << (c * p->bits);
+                word |= (uint32_t)integers[n * p->inputs + k + c] << place_of(p->bits, c);
             memcpy(to + words_at(p) + (k / columns * PANEL + n) * sizeof word, &word, sizeof word);
         }
     }
@@ -89,146 +139,113 @@ static void pack_groups_part(const gemm *p, const uint8_t *integers, const char 
         }
 }
 
-/* ---- integers as vecs --------------------------------------------------------------------- */
-
-INLINED uvec moved(uvec word, const int left) { return left >= 0 ? word << left : word >> -left; }
-
-INLINED float bias_of(const int bits) { return 1 << bits; }
-
-/* BIAS + the `which`th integer of a word. */
-INLINED vec unpacked(uvec word, const int which, const int bits) {
-    uint32_t ones = (1u << bits) - 1, exponent = 127 + bits;
-    uvec integer = moved(word, 23 - bits - bits * which) & (ones << (23 - bits));
-    return (vec)(integer | exponent << 23);
-}
-
-/* ---- one row ---------------------------------------------------------------------------------- */
-
-/* sum [PANEL] += x times `abreast` groups. Their sums are independent, so that as many
- * multiplications are under way at once as the CPU can have. */
-INLINED void add_groups(const int abreast, const int bits, const gemm *p, const char *block,
-                        const float *x, const float *totals, vec *sum) {
-    const int columns = 32 / bits;
-    long size = block_bytes(p);
-    vec part[ABREAST][PANEL_VECS];
-#pragma GCC unroll 2
-    for (int g = 0; g < abreast; g++)
-#pragma GCC unroll 4
-        for (int v = 0; v < PANEL_VECS; v++) part[g][v] = (vec){} - bias_of(bits) * totals[g];
-    const char *words = block + words_at(p), *end = block + size;
-    for (; words < end; words += 4 * PANEL, x += columns) {
-        uvec word[ABREAST][PANEL_VECS];
-#pragma GCC unroll 2
-        for (int g = 0; g < abreast; g++) {
-#pragma GCC unroll 4
-            for (int v = 0; v < PANEL_VECS; v++) word[g][v] = load_words(words + g * size, v);
-#pragma GCC unroll 2
-            for (int line = 0; line < 4 * PANEL; line += 64)
-                __builtin_prefetch(words + g * size + BYTES_AHEAD + line);
-        }
-#pragma GCC unroll 8
-        for (int c = 0; c < columns; c++)
-#pragma GCC unroll 2
-            for (int g = 0; g < abreast; g++)
-#pragma GCC unroll 4
-                for (int v = 0; v < PANEL_VECS; v++)
-                    part[g][v] += unpacked(word[g][v], c, bits) * x[g * p->group + c];
-    }
-#pragma GCC unroll 2
-    for (int g = 0; g < abreast; g++)
-#pragma GCC unroll 4
-        for (int v = 0; v < PANEL_VECS; v++) {
-            const char *scales = block + g * size + v * LANES * scale_bytes(p);
-            sum[v] += load_scales(p, scales) * part[g][v];
-            sum[v] += load_scales(p, scales + PANEL * scale_bytes(p)) * totals[g];
-        }
-}
-
-/* sums [PANEL] = x [K] times a panel. */
-INLINED void multiply_one(const int bits, const gemm *p, const char *block, const float *x,
-                          const float *totals, float *sums) {
-    vec sum[PANEL_VECS] = {};
-    long groups = p->inputs / p->group, size = block_bytes(p), g = 0;
-    for (; g + ABREAST <= groups; g += ABREAST)
-        add_groups(ABREAST, bits, p, block + g * size, x + g * p->group, totals + g, sum);
-    for (; g < groups; g++)
-        add_groups(1, bits, p, block + g * size, x + g * p->group, totals + g, sum);
-    memcpy(sums, sum, sizeof sum);
-}
-
-/* ---- many rows -------------------------------------------------------------------------------- */
+/* ---- tiles ------------------------------------------------------------------------------------ */
 
 /* Up to LARGEST_GROUP inputs of PAIR outputs, unpacked. */
 typedef struct {
-    vec weights[LARGEST_GROUP][PAIR_VECS];
-    vec scales[LARGEST_GROUP / SMALLEST_GROUP][PAIR_VECS];
-    vec offsets[LARGEST_GROUP / SMALLEST_GROUP][PAIR_VECS];
+    factors weights[LARGEST_GROUP / STEP][PAIR_VECS];
 } unpacked_block;
 
-/* `count` groups of outputs [first, first + PAIR) of a panel. */
-INLINED void unpack(const int bits, const gemm *p, const char *block, long first, long count,
-                    unpacked_block *to) {
-    const int columns = 32 / bits;
-    long size = block_bytes(p);
-    vec(*weights)[PAIR_VECS] = to->weights;
-    for (long g = 0; g < count; g++, block += size) {
-        const char *words = block + words_at(p) + first * 4, *end = block + size;
-#pragma GCC unroll 2
-        for (int v = 0; v < PAIR_VECS; v++) {
-            const char *scales = block + (first + v * LANES) * scale_bytes(p);
-            to->scales[g][v] = load_scales(p, scales);
-            to->offsets[g][v] = load_scales(p, scales + PANEL * scale_bytes(p));
-        }
-        for (; words < end; words += 4 * PANEL, weights += columns)
-#pragma GCC unroll 2
-            for (int v = 0; v < PAIR_VECS; v++) {
-                uvec word = load_words(words, v);
-                __builtin_prefetch(words + BYTES_AHEAD + v * sizeof word);
-#pragma GCC unroll 8
-                for (int c = 0; c < columns; c++) weights[c][v] = unpacked(word, c, bits);
-            }
-    }
-}
-
+/* Rows of x times vectors of a panel's outputs. */
 typedef struct {
-    const unpacked_block *weights;
-    long count, group; /* groups and their size */
-    const float *x;
-    long x_stride;
-    const float *totals; /* of the first group */
-    long totals_stride;
-    float bias;
-    float *sums; /* [rows, PANEL] */
+    const gemm *p;
+    const char *block;              /* of the first group */
+    const unpacked_block *unpacked; /* the same, or NULL */
+    long first;                     /* output of the panel */
+    long count, groups;             /* groups of this tile, and of all inputs */
+    const input *x;                 /* [rows, K] */
+    const float *totals;            /* [rows, K / group] */
+    float *sums;                    /* [rows, PANEL] */
 } grouped_tile;
 
-INLINED void run_grouped_tile(const int rows, const grouped_tile *t) {
-    const vec(*w)[PAIR_VECS] = t->weights->weights;
-    const float *x = t->x;
-    for (long g = 0; g < t->count; g++) {
-        vec part[STRIP][4];
-        const float *totals = t->totals + g;
+/* part += x times the words of a group. */
+INLINED void add_words(const int rows, const int vecs, const int bits, const gemm *p,
+                       const char *words, const input *x, vec (*part)[4]) {
+    const int columns = 32 / bits;
+    const input *end = x + p->group;
+    for (; x < end; x += columns, words += 4 * PANEL) {
+        uvec word[4];
+#pragma GCC unroll 4
+        for (int v = 0; v < vecs; v++) {
+            word[v] = load_words(words, v);
+            __builtin_prefetch(words + BYTES_AHEAD + v * sizeof(uvec));
+        }
 #pragma GCC unroll 8
-        for (int r = 0; r < rows; r++)
-#pragma GCC unroll 2
-            for (int v = 0; v < PAIR_VECS; v++)
-                part[r][v] = (vec){} - t->bias * totals[r * t->totals_stride];
-        for (long k = 0; k < t->group; k++, w++, x++)
-            add_floats(rows, PAIR_VECS, part, (const float *)w, x, t->x_stride);
-#pragma GCC unroll 8
-        for (int r = 0; r < rows; r++)
-#pragma GCC unroll 2
-            for (int v = 0; v < PAIR_VECS; v++) {
-                float *to = t->sums + r * PANEL + v * LANES;
-                vec sum = load_float(to);
-                sum += t->weights->scales[g][v] * part[r][v];
-                sum += t->weights->offsets[g][v] * totals[r * t->totals_stride];
-                store_float(to, sum);
-            }
+        for (int step = 0; step < columns / STEP; step++) {
+            factors weights[4];
+#pragma GCC unroll 4
+            for (int v = 0; v < vecs; v++) weights[v] = unpacked(word[v], step, bits);
+            multiply_add_factors(rows, vecs, part, weights, x + step * STEP, p->inputs);
+        }
     }
 }
 
-#define GROUPED_CASE(rows) case rows: run_grouped_tile(rows, t); break;
-static void grouped_tile_of(long rows, const grouped_tile *t) {
+/* part += x times unpacked weights. */
+INLINED void add_unpacked(const int rows, const gemm *p, const factors (*weights)[PAIR_VECS],
+                          const input *x, vec (*part)[4]) {
+    for (const input *end = x + p->group; x < end; x += STEP, weights++)
+        multiply_add_factors(rows, PAIR_VECS, part, *weights, x, p->inputs);
+}
+
+/* sum += x times group `g` of the tile. */
+INLINED void add_group(const int rows, const int vecs, const int bits, const bool is_unpacked,
+                       const grouped_tile *t, long g, vec (*sum)[4]) {
+    const gemm *p = t->p;
+    const char *block = t->block + g * block_bytes(p);
+    const input *x = t->x + g * p->group;
+    vec part[STRIP][4];
+#pragma GCC unroll 8
+    for (int r = 0; r < rows; r++)
+#pragma GCC unroll 4
+        for (int v = 0; v < vecs; v++) part[r][v] = (vec){};
+    if (is_unpacked)
+        add_unpacked(rows, p, t->unpacked->weights + g * p->group / STEP, x, part);
+    else
+        add_words(rows, vecs, bits, p, block + words_at(p) + t->first * 4, x, part);
+#pragma GCC unroll 4
+    for (int v = 0; v < vecs; v++) {
+        const char *at = block + (t->first + v * LANES) * scale_bytes(p);
+        vec scale = load_scales(p, at);
+        vec offset = load_scales(p, at + PANEL * scale_bytes(p)) - bias_of(bits) * scale;
+#pragma GCC unroll 8
+        for (int r = 0; r < rows; r++) {
+            sum[r][v] += scale * part[r][v];
+            sum[r][v] += offset * t->totals[r * t->groups + g];
+        }
+    }
+}
+
+INLINED void run_grouped_tile(const int rows, const int vecs, const int bits,
+                              const bool is_unpacked, const grouped_tile *t) {
+    vec sum[STRIP][4];
+#pragma GCC unroll 8
+    for (int r = 0; r < rows; r++)
+#pragma GCC unroll 4
+        for (int v = 0; v < vecs; v++)
+            sum[r][v] = load_float(t->sums + r * PANEL + t->first + v * LANES);
+    for (long g = 0; g < t->count; g++) add_group(rows, vecs, bits, is_unpacked, t, g, sum);
+#pragma GCC unroll 8
+    for (int r = 0; r < rows; r++)
+#pragma GCC unroll 4
+        for (int v = 0; v < vecs; v++)
+            store_float(t->sums + r * PANEL + t->first + v * LANES, sum[r][v]);
+}
+
+/* Up to STRIP rows: a tile if it is unpacked, else all outputs of the panel. */
+INLINED void run_grouped_strip(const int rows, const int bits, const bool is_unpacked,
+                               const grouped_tile *t) {
+    if (is_unpacked) {
+        run_grouped_tile(rows, PAIR_VECS, bits, true, t);
+        return;
+    }
+    const int vecs = rows == 1 ? PANEL_VECS : PAIR_VECS;
+    grouped_tile part = *t;
+    for (part.first = 0; part.first < PANEL; part.first += vecs * LANES)
+        run_grouped_tile(rows, vecs, bits, false, &part);
+}
+
+#define GROUPED_CASE(rows) case rows: run_grouped_strip(rows, bits, is_unpacked, t); break;
+INLINED void strip_of(long rows, const int bits, const bool is_unpacked, const grouped_tile *t) {
     switch (rows) {
         GROUPED_CASE(1) GROUPED_CASE(2) GROUPED_CASE(3) GROUPED_CASE(4) GROUPED_CASE(5)
         GROUPED_CASE(6)
@@ -238,49 +255,77 @@ static void grouped_tile_of(long rows, const grouped_tile *t) {
     }
 }
 
-/* sums [rows, PANEL], of which PAIR outputs from `first` on, += x times a block of inputs. */
-static void multiply_unpacked(const gemm *p, const unpacked_block *weights, long begin, long count,
-                              const float *x, const float *totals, long rows, float *sums) {
-    long groups = p->inputs / p->group, strips = ceil_div(rows, STRIP);
-    grouped_tile t = {
-        .weights = weights, .count = count, .group = p->group, .x_stride = p->inputs,
-        .totals_stride = groups, .bias = p->bits == 4 ? bias_of(4) : bias_of(8),
-    };
-    for (long s = 0; s < strips; s++) {
-        range strip = share_of(rows, (team){s, strips});
-        t.x = x + strip.begin * p->inputs + begin * p->group;
-        t.totals = totals + strip.begin * groups + begin;
-        t.sums = sums + strip.begin * PANEL;
-        grouped_tile_of(strip.end - strip.begin, &t);
+typedef void grouped_strip(long rows, const grouped_tile *t);
+static void packed_4(long rows, const grouped_tile *t) { strip_of(rows, 4, false, t); }
+static void packed_8(long rows, const grouped_tile *t) { strip_of(rows, 8, false, t); }
+static void unpacked_4(long rows, const grouped_tile *t) { strip_of(rows, 4, true, t); }
+static void unpacked_8(long rows, const grouped_tile *t) { strip_of(rows, 8, true, t); }
+
+/* ---- a panel ---------------------------------------------------------------------------------- */
+
+INLINED void unpack(const int bits, const grouped_tile *t, unpacked_block *to) {
+    const gemm *p = t->p;
+    const int steps = 32 / bits / STEP;
+    const char *block = t->block;
+    factors(*weights)[PAIR_VECS] = to->weights;
+    for (long g = 0; g < t->count; g++, block += block_bytes(p)) {
+        const char *words = block + words_at(p) + t->first * 4, *end = block + block_bytes(p);
+        for (; words < end; words += 4 * PANEL, weights += steps)
+#pragma GCC unroll 2
+            for (int v = 0; v < PAIR_VECS; v++) {
+                uvec word = load_words(words, v);
+                __builtin_prefetch(words + BYTES_AHEAD + v * sizeof word);
+#pragma GCC unroll 8
+                for (int step = 0; step < steps; step++)
+                    weights[step][v] = unpacked(word, step, bits);
+            }
     }
 }
 
-static void multiply_many(const gemm *p, const char *block, const float *x, const float *totals,
-                          long rows, float (*sums)[PANEL]) {
+/* sums += rows of x times a tile, or times all outputs of a panel, strip by strip. */
+static void multiply_strips(const grouped_tile *t, long rows, grouped_strip *multiply) {
+    long strips = ceil_div(rows, STRIP);
+    for (long s = 0; s < strips; s++) {
+        range strip = share_of(rows, (team){s, strips});
+        grouped_tile part = *t;
+        part.x += strip.begin * t->p->inputs;
+        part.totals += strip.begin * t->groups;
+        part.sums += strip.begin * PANEL;
+        multiply(strip.end - strip.begin, &part);
+    }
+}
+
+/* Unpacks a block once for all strips. */
+static void multiply_unpacked(const grouped_tile *all, long rows) {
     unpacked_block weights;
-    long groups = p->inputs / p->group, at_once = LARGEST_GROUP / p->group;
-    memset(sums, 0, rows * sizeof *sums);
+    const gemm *p = all->p;
+    long at_once = LARGEST_GROUP / p->group;
     for (long first = 0; first < PANEL; first += PAIR)
-        for (long g = 0; g < groups; g += at_once) {
-            long count = least(at_once, groups - g);
+        for (long g = 0; g < all->groups; g += at_once) {
+            grouped_tile t = *all;
+            t.unpacked = &weights, t.first = first, t.count = least(at_once, all->groups - g);
+            t.block += g * block_bytes(p), t.x += g * p->group, t.totals += g;
             if (p->bits == 4)
-                unpack(4, p, block + g * block_bytes(p), first, count, &weights);
+                unpack(4, &t, &weights);
             else
-                unpack(8, p, block + g * block_bytes(p), first, count, &weights);
-            multiply_unpacked(p, &weights, g, count, x, totals, rows, sums[0] + first);
+                unpack(8, &t, &weights);
+            multiply_strips(&t, rows, p->bits == 4 ? unpacked_4 : unpacked_8);
         }
 }
 
 /* sums = rows of x [rows, K] times a panel; totals [rows, K / group]. */
-static void multiply_grouped_panel(const gemm *p, long panel, const float *x, const float *totals,
+static void multiply_grouped_panel(const gemm *p, long panel, const input *x, const float *totals,
                                    long rows, float (*sums)[PANEL]) {
-    const char *block = panel_of(p, panel);
-    if (rows > 1)
-        multiply_many(p, block, x, totals, rows, sums);
-    else if (p->bits == 4)
-        multiply_one(4, p, block, x, totals, sums[0]);
+    long groups = p->inputs / p->group;
+    grouped_tile t = {
+        .p = p, .block = panel_of(p, panel), .count = groups, .groups = groups,
+        .x = x, .totals = totals, .sums = sums[0],
+    };
+    memset(sums, 0, rows * sizeof *sums);
+    if (HAS_FEW_REGISTERS && rows > 2 * STRIP)
+        multiply_unpacked(&t, rows);
     else
-        multiply_one(8, p, block, x, totals, sums[0]);
+        multiply_strips(&t, rows, p->bits == 4 ? packed_4 : packed_8);
 }
 
 #endif

@@ -10,7 +10,7 @@ static void multiply_rows(const gemm *p, const void *x, const float *totals, lon
                           long count, long first, float (*sums)[PANEL]) {
     long stride = input_stride(p);
     if (p->group)
-        multiply_grouped_panel(p, first / PANEL, (const float *)x + begin * stride,
+        multiply_grouped_panel(p, first / PANEL, (const input *)x + begin * stride,
                                totals + begin * (stride / p->group), count, sums);
     else
         multiply_panel((const scalar *)p->weight + first * stride,

@@ -60,14 +60,26 @@ INLINED vec from_float16(half_vec stored) {
 }
 #endif
 
+/* ---- integers of 16 bits ---------------------------------------------------------------------- */
+
+/* GCC makes these of several instructions where x86 has one. */
+#if defined(__AVX512F__)
+INLINED uvec integers_of(half_vec x) { return (uvec)_mm512_cvtepu16_epi32((__m256i)x); }
+INLINED half_vec low_halves(uvec x) { return (half_vec)_mm512_cvtepi32_epi16((__m512i)x); }
+#elif defined(__AVX2__)
+INLINED uvec integers_of(half_vec x) { return (uvec)_mm256_cvtepu16_epi32((__m128i)x); }
+INLINED half_vec low_halves(uvec x) { return __builtin_convertvector(x, half_vec); }
+#else
+INLINED uvec integers_of(half_vec x) { return __builtin_convertvector(x, uvec); }
+INLINED half_vec low_halves(uvec x) { return __builtin_convertvector(x, half_vec); }
+#endif
+
 /* ---- storage type: rounds to nearest even; NaN stays NaN -------------------------------------- */
 
 #if defined(BFLOAT16)
 typedef uint16_t scalar;
 
-INLINED vec widened(half_vec stored) {
-    return (vec)(__builtin_convertvector(stored, uvec) << 16);
-}
+INLINED vec widened(half_vec stored) { return (vec)(integers_of(stored) << 16); }
 
 INLINED uvec nearest_bits(vec value) { /* result in the low half of each lane */
     uvec bits = (uvec)value, is_nan = (uvec)(value != value);
@@ -75,9 +87,7 @@ INLINED uvec nearest_bits(vec value) { /* result in the low half of each lane */
     return (nearest & ~is_nan) | (is_nan & 0x7fc0);
 }
 
-INLINED half_vec narrowed(vec value) {
-    return __builtin_convertvector(nearest_bits(value), half_vec);
-}
+INLINED half_vec narrowed(vec value) { return low_halves(nearest_bits(value)); }
 
 INLINED vec rounded(vec value) { return (vec)(nearest_bits(value) << 16); }
 
@@ -236,6 +246,15 @@ INLINED float total_of(vec x) {
 #endif
     four += __builtin_shufflevector(four, four, 2, 3, 0, 1);
     return four[0] + four[1];
+}
+
+/* The largest lane, by halves. */
+INLINED float largest_of(vec x) {
+#pragma GCC unroll 4
+    for (int half = LANES / 2; half; half /= 2)
+#pragma GCC unroll 8
+        for (int i = 0; i < half; i++) x[i] = x[i] > x[i + half] ? x[i] : x[i + half];
+    return x[0];
 }
 
 /* e^x to 2 ulp; x is clamped to the logarithms of the least and the largest float. Adding

@@ -29,6 +29,7 @@ class NarrowWeight:
     offsets: Tensor | None  # None: 8-bit floats
     bits: int
     group: int
+    rounds_rows: bool = False  # as of `ScaledWeight`
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -48,7 +49,8 @@ class NarrowWeight:
         num_inputs = weight.shape[1]
         tile = _tile(math.gcd(weight.group, num_inputs))
         if isinstance(weight, ScaledWeight) and weight.scales.shape[1] == 1:
-            return cls(weight.values.view(torch.uint8), weight.scales, None, 8, num_inputs)
+            values, scales = weight.values.view(torch.uint8), weight.scales
+            return cls(values, scales, None, 8, num_inputs, weight.rounds_rows)
         if tile < MIN_COLUMNS:
             return None
         if isinstance(weight, ScaledWeight):

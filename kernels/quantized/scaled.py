@@ -4,7 +4,7 @@ Scales by tensor, by channel and by block are all read into this one layout.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -22,6 +22,7 @@ class ScaledWeight:
     values: Tensor  # [N, K] float8_e4m3fn
     scales: Tensor  # [N, ceil(K / group)] float32
     group: int  # columns that share a scale
+    rounds_rows: bool = False  # the checkpoint is made for rows that are rounded to 8 bits, too
 
     def __post_init__(self) -> None:
         """Raises ValueError naming what does not fit."""
@@ -51,11 +52,11 @@ class ScaledWeight:
 
     def to(self, device: torch.device) -> "ScaledWeight":
         """The same weight on a device."""
-        return ScaledWeight(self.values.to(device), self.scales.to(device), self.group)
+        return replace(self, values=self.values.to(device), scales=self.scales.to(device))
 
     def rows(self, begin: int, end: int) -> "ScaledWeight":
         """Outputs [begin, end) as views."""
-        return ScaledWeight(self.values[begin:end], self.scales[begin:end], self.group)
+        return replace(self, values=self.values[begin:end], scales=self.scales[begin:end])
 
     def regrouped(self, group: int) -> "ScaledWeight":
         """The same values in smaller groups. Raises ValueError for others."""
@@ -64,7 +65,7 @@ class ScaledWeight:
         if self.group < self.shape[1] and self.group % group:
             raise ValueError(f"cannot express groups of {self.group} in groups of {group}")
         starts = torch.arange(0, self.shape[1], group, device=self.scales.device)
-        return ScaledWeight(self.values, self.scales[:, starts // self.group], group)
+        return replace(self, scales=self.scales[:, starts // self.group], group=group)
 
     @classmethod
     def concatenated(cls, parts: Sequence["ScaledWeight"]) -> "ScaledWeight":
@@ -73,7 +74,8 @@ class ScaledWeight:
         alike = [part.regrouped(group) for part in parts]
         # Not every operation knows the type, so its bytes are joined.
         values = torch.cat([part.values.view(torch.uint8) for part in alike])
-        return cls(values.view(FLOAT8), torch.cat([part.scales for part in alike]), group)
+        scales = torch.cat([part.scales for part in alike])
+        return cls(values.view(FLOAT8), scales, group, all(part.rounds_rows for part in parts))
 
     @classmethod
     def rounded(cls, weight: Tensor) -> "ScaledWeight":
@@ -82,4 +84,4 @@ class ScaledWeight:
         largest = wide.abs().amax(dim=1, keepdim=True)
         scales = torch.where(largest > 0, largest / LARGEST, torch.ones_like(largest))
         values = (wide / scales).clamp(-LARGEST, LARGEST).to(FLOAT8)
-        return cls(values, scales, weight.shape[1])
+        return cls(values, scales, weight.shape[1], rounds_rows=True)

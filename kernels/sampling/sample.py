@@ -4,6 +4,7 @@
     logits [R, N], slots [R], slot_state [S, NUM_FIELDS]  ->  candidates [2, R, T]
     candidates [P, 2, R, T], slots [R], slot_state, token_rows [S, L], num_steps [1]
       ->  appends a token to each row's slot and writes it to the row's column of the output ring
+    candidates [P, 2, R, T]  ->  tokens [R], no slot changes
 
 The vocabulary is in P parts, one per rank, each cut into T tiles. The candidate of a tile is its
 best token with that token's score, both float64. The score of a greedy row is the logit; that of an
@@ -114,6 +115,15 @@ def choose(candidates: torch.Tensor, slots: torch.Tensor, into: Tokens) -> None:
         num_warps=1,
         **launch_options(candidates),
     )  # fmt: skip
+
+
+def best_tokens(candidates: torch.Tensor) -> torch.Tensor:
+    """Each row's token [R] int32, as `choose` takes it; -1 if its logits are not finite."""
+    scores, tokens = candidates.unbind(1)  # [P, R, T]
+    best = scores.amax((0, 2))  # NaN if one is
+    is_best = scores == best[:, None]
+    token = tokens.masked_fill(~is_best, float("inf")).amin((0, 2))
+    return token.masked_fill_(best.isnan(), -1).int()
 
 
 @triton.jit(do_not_specialize=["steps", "first_token"])

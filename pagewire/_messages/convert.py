@@ -141,6 +141,7 @@ def _to_options(params: SamplingParams | None, options: CallOptions) -> pb.Gener
     extend(message, "bad_words", params.bad_words)
     extend(message.sampling, "stop_token_ids", params.stop_token_ids)
     extend(message.sampling, "allowed_token_ids", params.allowed_token_ids)
+    extend(message.sampling, "logprob_token_ids", params.logprob_token_ids)
     for token_id, bias in (params.logit_bias or {}).items():
         entry = message.sampling.logit_bias.add()
         set_fields(entry, {"token_id": token_id, "bias": bias}, name="logit_bias")

@@ -24,33 +24,33 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17pagewire/v1/types.proto\x12\x0bpagewire.v1\"\xfd\x05\n\x0eSamplingParams\x12\x18\n\x0btemperature\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x12\n\x05top_p\x18\x02 \x01(\x01H\x01\x88\x01\x01\x12\x12\n\x05top_k\x18\x03 \x01(\x05H\x02\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x01H\x03\x88\x01\x01\x12\x11\n\x04seed\x18\x05 \x01(\x04H\x04\x88\x01\x01\x12\x17\n\nmax_tokens\x18\x06 \x01(\rH\x05\x88\x01\x01\x12\x17\n\nmin_tokens\x18\x07 \x01(\rH\x06\x88\x01\x01\x12\x16\n\x0estop_token_ids\x18\x08 \x03(\r\x12\x17\n\nignore_eos\x18\t \x01(\x08H\x07\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\n \x01(\x01H\x08\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x0b \x01(\x01H\t\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x0c \x01(\x01H\n\x88\x01\x01\x12*\n\nlogit_bias\x18\r \x03(\x0b\x32\x16.pagewire.v1.LogitBias\x12\x19\n\x11\x61llowed_token_ids\x18\x0e \x03(\r\x12\x37\n\x13\x62\x61\x64_words_token_ids\x18\x0f \x03(\x0b\x32\x1a.pagewire.v1.TokenSequence\x12\x15\n\x08logprobs\x18\x10 \x01(\rH\x0b\x88\x01\x01\x12\x0f\n\x07grammar\x18\x11 \x01(\t\x12\x1c\n\x0fprompt_logprobs\x18\x12 \x01(\rH\x0c\x88\x01\x01\x12\x1d\n\x10skip_speculation\x18\x13 \x01(\x08H\r\x88\x01\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x08\n\x06_min_pB\x07\n\x05_seedB\r\n\x0b_max_tokensB\r\n\x0b_min_tokensB\r\n\x0b_ignore_eosB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x15\n\x13_repetition_penaltyB\x0b\n\t_logprobsB\x12\n\x10_prompt_logprobsB\x13\n\x11_skip_speculation\"+\n\tLogitBias\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0c\n\x04\x62ias\x18\x02 \x01(\x01\"\"\n\rTokenSequence\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"[\n\rTokenLogprobs\x12\x0f\n\x07logprob\x18\x01 \x01(\x02\x12\x0c\n\x04rank\x18\x02 \x01(\r\x12\x15\n\rtop_token_ids\x18\x03 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x04 \x03(\x02\"l\n\x0eLogprobColumns\x12\x0c\n\x04rows\x18\x01 \x01(\x0c\x12\x10\n\x08logprobs\x18\x02 \x01(\x0c\x12\r\n\x05ranks\x18\x03 \x01(\x0c\x12\x15\n\rtop_token_ids\x18\x04 \x01(\x0c\x12\x14\n\x0ctop_logprobs\x18\x05 \x01(\x0c\"\x92\x01\n\x0cPromptOutput\x12\r\n\x05owner\x18\x01 \x01(\r\x12\r\n\x05\x62\x65gin\x18\x02 \x01(\r\x12\r\n\x05\x63ount\x18\x03 \x01(\r\x12-\n\x08logprobs\x18\x04 \x01(\x0b\x32\x1b.pagewire.v1.LogprobColumns\x12\x12\n\nhidden_sum\x18\x05 \x01(\x0c\x12\x12\n\nnot_finite\x18\x06 \x01(\x08\"P\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\x12\x15\n\rcached_tokens\x18\x03 \x01(\r\"7\n\x0cTraceContext\x12\x13\n\x0btraceparent\x18\x01 \x01(\t\x12\x12\n\ntracestate\x18\x02 \x01(\t\"\xe4\x01\n\tModelInfo\x12\r\n\x05model\x18\x01 \x01(\t\x12\x14\n\x0c\x61rchitecture\x18\x02 \x01(\t\x12\x12\n\nvocab_size\x18\x03 \x01(\r\x12\x15\n\rmax_model_len\x18\x04 \x01(\r\x12\x15\n\reos_token_ids\x18\x05 \x03(\r\x12\x15\n\rconfig_sha256\x18\x06 \x01(\t\x12\x18\n\x10tokenizer_sha256\x18\x07 \x01(\t\x12\r\n\x05\x64type\x18\x08 \x01(\t\x12\x1a\n\x12llguidance_version\x18\t \x01(\t\x12\x14\n\x0cquantization\x18\n \x01(\t*F\n\x07Pooling\x12\x17\n\x13POOLING_UNSPECIFIED\x10\x00\x12\x10\n\x0cPOOLING_LAST\x10\x01\x12\x10\n\x0cPOOLING_MEAN\x10\x02*\x91\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x17\n\x13\x46INISH_REASON_ABORT\x10\x03\x12\x17\n\x13\x46INISH_REASON_ERROR\x10\x04\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17pagewire/v1/types.proto\x12\x0bpagewire.v1\"\x98\x06\n\x0eSamplingParams\x12\x18\n\x0btemperature\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x12\n\x05top_p\x18\x02 \x01(\x01H\x01\x88\x01\x01\x12\x12\n\x05top_k\x18\x03 \x01(\x05H\x02\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x01H\x03\x88\x01\x01\x12\x11\n\x04seed\x18\x05 \x01(\x04H\x04\x88\x01\x01\x12\x17\n\nmax_tokens\x18\x06 \x01(\rH\x05\x88\x01\x01\x12\x17\n\nmin_tokens\x18\x07 \x01(\rH\x06\x88\x01\x01\x12\x16\n\x0estop_token_ids\x18\x08 \x03(\r\x12\x17\n\nignore_eos\x18\t \x01(\x08H\x07\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\n \x01(\x01H\x08\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x0b \x01(\x01H\t\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x0c \x01(\x01H\n\x88\x01\x01\x12*\n\nlogit_bias\x18\r \x03(\x0b\x32\x16.pagewire.v1.LogitBias\x12\x19\n\x11\x61llowed_token_ids\x18\x0e \x03(\r\x12\x37\n\x13\x62\x61\x64_words_token_ids\x18\x0f \x03(\x0b\x32\x1a.pagewire.v1.TokenSequence\x12\x15\n\x08logprobs\x18\x10 \x01(\rH\x0b\x88\x01\x01\x12\x0f\n\x07grammar\x18\x11 \x01(\t\x12\x1c\n\x0fprompt_logprobs\x18\x12 \x01(\rH\x0c\x88\x01\x01\x12\x19\n\x11logprob_token_ids\x18\x13 \x03(\r\x12\x1d\n\x10skip_speculation\x18\x14 \x01(\x08H\r\x88\x01\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x08\n\x06_min_pB\x07\n\x05_seedB\r\n\x0b_max_tokensB\r\n\x0b_min_tokensB\r\n\x0b_ignore_eosB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x15\n\x13_repetition_penaltyB\x0b\n\t_logprobsB\x12\n\x10_prompt_logprobsB\x13\n\x11_skip_speculation\"+\n\tLogitBias\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0c\n\x04\x62ias\x18\x02 \x01(\x01\"\"\n\rTokenSequence\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"[\n\rTokenLogprobs\x12\x0f\n\x07logprob\x18\x01 \x01(\x02\x12\x0c\n\x04rank\x18\x02 \x01(\r\x12\x15\n\rtop_token_ids\x18\x03 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x04 \x03(\x02\"l\n\x0eLogprobColumns\x12\x0c\n\x04rows\x18\x01 \x01(\x0c\x12\x10\n\x08logprobs\x18\x02 \x01(\x0c\x12\r\n\x05ranks\x18\x03 \x01(\x0c\x12\x15\n\rtop_token_ids\x18\x04 \x01(\x0c\x12\x14\n\x0ctop_logprobs\x18\x05 \x01(\x0c\"\x92\x01\n\x0cPromptOutput\x12\r\n\x05owner\x18\x01 \x01(\r\x12\r\n\x05\x62\x65gin\x18\x02 \x01(\r\x12\r\n\x05\x63ount\x18\x03 \x01(\r\x12-\n\x08logprobs\x18\x04 \x01(\x0b\x32\x1b.pagewire.v1.LogprobColumns\x12\x12\n\nhidden_sum\x18\x05 \x01(\x0c\x12\x12\n\nnot_finite\x18\x06 \x01(\x08\"P\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\x12\x15\n\rcached_tokens\x18\x03 \x01(\r\"7\n\x0cTraceContext\x12\x13\n\x0btraceparent\x18\x01 \x01(\t\x12\x12\n\ntracestate\x18\x02 \x01(\t\"\xe4\x01\n\tModelInfo\x12\r\n\x05model\x18\x01 \x01(\t\x12\x14\n\x0c\x61rchitecture\x18\x02 \x01(\t\x12\x12\n\nvocab_size\x18\x03 \x01(\r\x12\x15\n\rmax_model_len\x18\x04 \x01(\r\x12\x15\n\reos_token_ids\x18\x05 \x03(\r\x12\x15\n\rconfig_sha256\x18\x06 \x01(\t\x12\x18\n\x10tokenizer_sha256\x18\x07 \x01(\t\x12\r\n\x05\x64type\x18\x08 \x01(\t\x12\x1a\n\x12llguidance_version\x18\t \x01(\t\x12\x14\n\x0cquantization\x18\n \x01(\t*F\n\x07Pooling\x12\x17\n\x13POOLING_UNSPECIFIED\x10\x00\x12\x10\n\x0cPOOLING_LAST\x10\x01\x12\x10\n\x0cPOOLING_MEAN\x10\x02*\x91\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x17\n\x13\x46INISH_REASON_ABORT\x10\x03\x12\x17\n\x13\x46INISH_REASON_ERROR\x10\x04\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'pagewire.v1.types_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_POOLING']._serialized_start=1611
-  _globals['_POOLING']._serialized_end=1681
-  _globals['_FINISHREASON']._serialized_start=1684
-  _globals['_FINISHREASON']._serialized_end=1829
+  _globals['_POOLING']._serialized_start=1638
+  _globals['_POOLING']._serialized_end=1708
+  _globals['_FINISHREASON']._serialized_start=1711
+  _globals['_FINISHREASON']._serialized_end=1856
   _globals['_SAMPLINGPARAMS']._serialized_start=41
-  _globals['_SAMPLINGPARAMS']._serialized_end=806
-  _globals['_LOGITBIAS']._serialized_start=808
-  _globals['_LOGITBIAS']._serialized_end=851
-  _globals['_TOKENSEQUENCE']._serialized_start=853
-  _globals['_TOKENSEQUENCE']._serialized_end=887
-  _globals['_TOKENLOGPROBS']._serialized_start=889
-  _globals['_TOKENLOGPROBS']._serialized_end=980
-  _globals['_LOGPROBCOLUMNS']._serialized_start=982
-  _globals['_LOGPROBCOLUMNS']._serialized_end=1090
-  _globals['_PROMPTOUTPUT']._serialized_start=1093
-  _globals['_PROMPTOUTPUT']._serialized_end=1239
-  _globals['_USAGE']._serialized_start=1241
-  _globals['_USAGE']._serialized_end=1321
-  _globals['_TRACECONTEXT']._serialized_start=1323
-  _globals['_TRACECONTEXT']._serialized_end=1378
-  _globals['_MODELINFO']._serialized_start=1381
-  _globals['_MODELINFO']._serialized_end=1609
+  _globals['_SAMPLINGPARAMS']._serialized_end=833
+  _globals['_LOGITBIAS']._serialized_start=835
+  _globals['_LOGITBIAS']._serialized_end=878
+  _globals['_TOKENSEQUENCE']._serialized_start=880
+  _globals['_TOKENSEQUENCE']._serialized_end=914
+  _globals['_TOKENLOGPROBS']._serialized_start=916
+  _globals['_TOKENLOGPROBS']._serialized_end=1007
+  _globals['_LOGPROBCOLUMNS']._serialized_start=1009
+  _globals['_LOGPROBCOLUMNS']._serialized_end=1117
+  _globals['_PROMPTOUTPUT']._serialized_start=1120
+  _globals['_PROMPTOUTPUT']._serialized_end=1266
+  _globals['_USAGE']._serialized_start=1268
+  _globals['_USAGE']._serialized_end=1348
+  _globals['_TRACECONTEXT']._serialized_start=1350
+  _globals['_TRACECONTEXT']._serialized_end=1405
+  _globals['_MODELINFO']._serialized_start=1408
+  _globals['_MODELINFO']._serialized_end=1636
 # @@protoc_insertion_point(module_scope)

@@ -198,7 +198,7 @@ def _without_tokens(request: Request) -> Request:
     sampling = request.sampling
     if isinstance(sampling, Sampling):
         sampling = replace(sampling, logit_bias=(), allowed_token_ids=(), bad_words_token_ids=())
-        sampling = replace(sampling, grammar="")
+        sampling = replace(sampling, grammar="", logprob_token_ids=())
     return replace(request, stop_token_ids=(), ignore_eos=False, sampling=sampling)
 
 

@@ -58,6 +58,7 @@ class FakeSlots:
         self._num_blocks = np.zeros(max_num_seqs, dtype=np.int64)
         self._seed = np.zeros(max_num_seqs, dtype=np.uint64)
         self._num_top = np.full(max_num_seqs, NO_LOGPROBS)
+        self._named: dict[int, list[int]] = {}  # by slot: tokens to report for the likeliest
         self._is_prompt_only = np.zeros(max_num_seqs, dtype=np.bool_)
         self._prompt_requests: dict[int, PromptOutputRequest] = {}  # by slot
         self._host_blocks = HostBlocks(num_host_blocks)
@@ -149,6 +150,7 @@ class FakeSlots:
             self._prompt_requests[slot] = prompt_request
         asks = new.sampling.HasField("logprobs")
         self._num_top[slot] = new.sampling.logprobs if asks else NO_LOGPROBS
+        self._named[slot] = list(new.sampling.logprob_token_ids)
 
     def _compute(
         self, rows: NDArray[np.integer], chunks: NDArray[np.integer], step: SchedulerOutput
@@ -193,5 +195,9 @@ class FakeSlots:
         if not len(rows):
             return None
         logprobs, ranks = logprob_of(token_ids[rows])
-        top_ids = (token_ids[rows, None] + np.arange(num_top[rows].max())) % self._vocab_size
+        named = [self._named[slot] for slot in slots[rows].tolist()]
+        width = max(num_top[rows].max(), *map(len, named))
+        top_ids = (token_ids[rows, None] + np.arange(width)) % self._vocab_size
+        for row, ids in zip(top_ids, named, strict=True):
+            row[: len(ids)] = ids
         return LogprobColumns(rows, logprobs, ranks, top_ids, logprob_of(top_ids)[0])

@@ -82,6 +82,45 @@ def test_typed_responses(client: Any) -> None:
     assert isinstance(parsed.output_parsed, Weather)
 
 
+def test_custom_tools_and_namespaces(client: Any) -> None:
+    """A call of each is forced, streamed and whole, and comes back with its result."""
+    digits = {"type": "grammar", "syntax": "regex", "definition": "[0-9]{1,4}"}
+    count: Any = {"type": "custom", "name": "count", "format": digits}
+    space: Any = {"type": "namespace", "name": "crm", "description": "Customers."}
+    space["tools"] = [count]
+    for tool, choice in ((count, {"type": "custom", "name": "count"}), (space, "required")):
+        more: Any = {"model": "tiny", "tools": [tool], "tool_choice": choice}
+        more["parallel_tool_calls"] = False
+        whole = client.responses.create(input="How many?", temperature=0, **more)
+        with client.responses.stream(input="How many?", temperature=0, **more) as stream:
+            pieces = [event.delta for event in stream if event.type.endswith("_input.delta")]
+            last = stream.get_final_response()
+        (call,) = whole.output
+        assert (call.type, call.name) == ("custom_tool_call", "count")
+        assert call.namespace == ("crm" if tool is space else None)
+        assert call.input.isdigit() and call.input == last.output[0].input == "".join(pieces)
+        result: Any = {"type": "custom_tool_call_output", "call_id": call.call_id, "output": "3"}
+        turns: Any = [{"role": "user", "content": "How many?"}, call, result]
+        answer = client.responses.create(
+            model="tiny", input=turns, tools=[tool], max_output_tokens=8
+        )
+        assert answer.usage.output_tokens
+
+
+def test_log_probabilities_of_named_tokens(client: Any) -> None:
+    chosen = client.chat.completions.create(
+        model="tiny",
+        messages=[USER],
+        logprobs=True,
+        max_tokens=3,
+        extra_body={"logprob_token_ids": [9, 7]},
+    )
+    content = chosen.choices[0].logprobs.content
+    assert [len(token.top_logprobs) for token in content] == [2] * 3
+    names = {tuple(top.token for top in token.top_logprobs) for token in content}
+    assert len(names) == 1  # the same tokens at each position
+
+
 def test_embeddings(client: Any) -> None:
     answer = client.embeddings.create(model="tiny", input=["a", "b"])
     assert len(answer.data) == 2

@@ -73,3 +73,22 @@ def test_a_streamed_run_calls_its_tool_and_answers(model: Any) -> None:
 def test_a_run_has_a_typed_output(model: Any) -> None:
     result = agents.Runner.run_sync(agent(model, tools=[], output_type=Weather), "The weather?")
     assert isinstance(result.final_output, Weather)
+
+
+def test_a_run_calls_a_custom_tool_with_its_text(base_url: str) -> None:
+    """The first call is forced; afterwards the model may answer."""
+    agents.set_tracing_disabled(True)
+    inputs: list[str] = []
+
+    async def count(_: Any, text: str) -> str:
+        inputs.append(text)
+        return "counted"
+
+    digits = {"type": "grammar", "syntax": "regex", "definition": "[0-9]{1,4}"}
+    tool = agents.CustomTool("count", "Counts.", count, digits)
+    client = openai.AsyncOpenAI(base_url=base_url, api_key="none", max_retries=0)
+    model = agents.OpenAIResponsesModel(model="tiny", openai_client=client)
+    asked = agent(model, tools=[tool], output_type=Weather)
+    result = agents.Runner.run_sync(asked, "How many?", max_turns=9)
+    assert inputs and all(text.isdigit() for text in inputs)
+    assert isinstance(result.final_output, Weather)

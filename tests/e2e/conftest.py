@@ -15,10 +15,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
+import grpc
 import pytest
+from google.protobuf.json_format import MessageToDict
 
 from default_model.folder import ensure, ensure_file
 from pagewire.cli.launcher.services import LOOPBACK, Settings, plan
+from pagewire.v1 import scheduler_pb2, scheduler_pb2_grpc
 from tests.pace import patience
 from tests.ports import free_port
 from tests.tiny_model import save_tiny_model
@@ -162,11 +165,12 @@ class Product:
         )
 
     def status(self) -> dict[str, Any]:
-        """The scheduler's status, from grpcurl."""
-        answer: dict[str, Any] = json.loads(
-            self.grpcurl(self.scheduler_port, "pagewire.v1.SchedulerService/GetStatus")
-        )
-        return answer
+        """The scheduler's status, as grpcurl would write it, without a process for it."""
+        with grpc.insecure_channel(f"127.0.0.1:{self.scheduler_port}") as channel:
+            answer = scheduler_pb2_grpc.SchedulerServiceStub(channel).GetStatus(
+                scheduler_pb2.GetStatusRequest(), timeout=patience(60), wait_for_ready=True
+            )
+        return MessageToDict(answer, preserving_proto_field_name=True)
 
 
 @pytest.fixture(scope="session")

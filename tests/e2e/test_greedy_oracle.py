@@ -4,6 +4,7 @@ Each output is checked against transformers' own argmax at every position, with 
 its input: equal everywhere means that its greedy search gives the same tokens.
 """
 
+import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,8 +19,10 @@ from tests.e2e.conftest import Product
 from tests.oracle import first_difference
 from tests.pace import patience
 
-NUM_TOKENS = 24
-NUM_ALONE = 8  # one stream at a time takes most of the time; what follows is computed together
+# One stream at a time takes most of the time; what follows is computed together.
+# PAGEWIRE_ALL_TOKENS=1 runs 64 tokens both ways, in some minutes.
+IS_LONG = bool(os.environ.get("PAGEWIRE_ALL_TOKENS"))
+NUM_ALONE, NUM_TOKENS = (64, 64) if IS_LONG else (8, 24)
 
 QUESTIONS = [
     "What is the capital of France?",

@@ -2,8 +2,10 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import grpc
+import httpx
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
@@ -53,6 +55,40 @@ def test_logprobs_and_ranks_are_those_of_transformers(
         assert list(token.top_logprobs) == pytest.approx(row.topk(5).values.tolist(), abs=1e-4)
         for top_id, logprob in zip(token.top_token_ids, token.top_logprobs, strict=True):
             assert logprob == pytest.approx(row[top_id].item(), abs=1e-4)
+
+
+def test_named_tokens_have_their_log_probabilities_over_http(product: Product) -> None:
+    """The least likely of those that are told otherwise, too."""
+    body: dict[str, Any] = {
+        "messages": [{"role": "user", "content": "Name a city."}],
+        "temperature": 0,
+        "max_tokens": 6,
+        "logprobs": True,
+    }
+    with httpx.Client(base_url=product.url, timeout=patience(120)) as http:
+
+        def ask(path: str, fields: dict[str, Any]) -> Any:
+            answered = http.post(path, json=fields)
+            assert answered.status_code == 200, answered.text
+            return answered.json()
+
+        likeliest = ask("/v1/chat/completions", body | {"top_logprobs": 20})["choices"][0]
+        first = likeliest["logprobs"]["content"][0]["top_logprobs"]
+        texts = [entry["token"] for entry in (first[0], first[7], first[19])]
+        named = [
+            ask("/tokenize", {"prompt": text, "add_special_tokens": False})["tokens"]
+            for text in texts
+        ]
+        assert all(len(ids) == 1 for ids in named)
+        ids = [token_id for (token_id,) in named][::-1]
+        answer = ask("/v1/chat/completions", body | {"logprob_token_ids": ids})["choices"][0]
+    content = answer["logprobs"]["content"]
+    assert answer["message"] == likeliest["message"] and len(content) == 6
+    told = [(top["token"], top["logprob"]) for top in content[0]["top_logprobs"]]
+    expected = [(first[place]["token"], first[place]["logprob"]) for place in (19, 7, 0)]
+    assert [token for token, _ in told] == [token for token, _ in expected]
+    assert [value for _, value in told] == pytest.approx([value for _, value in expected], abs=1e-4)
+    assert all([top["token"] for top in token["top_logprobs"]] == texts[::-1] for token in content)
 
 
 def ties(row: torch.Tensor, token_id: int) -> int:

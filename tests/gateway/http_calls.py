@@ -6,11 +6,13 @@ from typing import Any
 
 import httpx
 import numpy as np
+import tokenizers
 from numpy.typing import NDArray
 
 from pagewire.v1 import scheduler_pb2, types_pb2
 from tests.gateway.conftest import FakeScheduler, tell_of_prompt
 from wire import columns
+from wire.grammar import new_matcher, read_vocabulary
 from wire.logprobs import LogprobColumns
 
 
@@ -67,3 +69,16 @@ def telling_logprobs(
         yield scheduler
     finally:
         del scheduler._answer
+
+
+def accepts(running: Any, tokenizer: Any, text: str) -> bool:
+    """Whether the last submitted grammar accepts a complete text."""
+    definition = tokenizer.definition()
+    vocabulary = read_vocabulary(definition, running.scheduler.model.vocab_size, [1])
+    matcher = new_matcher(vocabulary, running.scheduler.submits[-1].sampling.grammar)
+    ids = tokenizers.Tokenizer.from_str(definition).encode(text).ids
+    return bool(
+        matcher.validate_tokens(ids) == len(ids)
+        and matcher.consume_tokens(ids)
+        and matcher.is_accepting()
+    )

@@ -111,6 +111,87 @@ async def test_a_stop_string_cuts_logprobs_with_the_tokens(
     assert "".join(choice["logprobs"]["tokens"]).endswith("Paris")
 
 
+NAMED = [400, 3, 5]
+
+
+@pytest.fixture
+def naming(running: Any) -> Any:
+    """The module's scheduler; its alternatives are the tokens that a request names."""
+
+    def tell(ids: NDArray[np.int32], num_top: int) -> LogprobColumns:
+        named = list(running.scheduler.submits[-1].sampling.logprob_token_ids)
+        top = np.tile(np.array([*named, 0], dtype=np.int32), (len(ids), 1))  # wider than asked
+        return LogprobColumns(np.arange(len(ids)), ids / -1024, ids + 1, top, top / -1024)
+
+    with telling_logprobs(running.scheduler, tell) as scheduler:
+        yield scheduler
+
+
+async def test_a_chat_has_the_log_probabilities_of_named_tokens(
+    running: Any, naming: Any, tokenizer: Any
+) -> None:
+    """At each position, whole and streamed, with any number of `top_logprobs`."""
+    for fields in ({}, {"top_logprobs": 1}, {"top_logprobs": 20}):
+        body = CHAT | {"logprobs": True, "logprob_token_ids": NAMED} | fields
+        choice = (await post(running, "/v1/chat/completions", body))["choices"][0]
+        content = choice["logprobs"]["content"]
+        assert len(content) == len(naming.output)
+        for token in content:
+            told = [(bytes(top["bytes"]), top["logprob"]) for top in token["top_logprobs"]]
+            assert told == [(tokenizer.spell(i), pytest.approx(logprob_of(i))) for i in NAMED]
+        chunks = await stream(running, "/v1/chat/completions", body)
+        choices = [choice for chunk in chunks for choice in chunk["choices"] if choice["logprobs"]]
+        assert [token for one in choices for token in one["logprobs"]["content"]] == content
+
+
+async def test_a_completion_has_them_by_name(running: Any, naming: Any) -> None:
+    body = PROMPT | {"logprobs": 0, "logprob_token_ids": NAMED, "return_tokens_as_token_ids": True}
+    table = (await post(running, "/v1/completions", body))["choices"][0]["logprobs"]
+    for token_id, tops in zip(naming.output, table["top_logprobs"], strict=True):
+        expected = {f"token_id:{i}": logprob_of(i) for i in (token_id, *NAMED)}
+        assert tops == pytest.approx(expected)
+
+
+async def test_grpc_has_them_in_the_order_of_the_request(running: Any, naming: Any) -> None:
+    stub = inference_pb2_grpc.InferenceServiceStub(running.channel)
+    sampling = types_pb2.SamplingParams(logprobs=0, logprob_token_ids=NAMED)
+    options = pb.GenerationOptions(sampling=sampling)
+    whole = await stub.Generate(pb.GenerateRequest(prompt=pb.Prompt(text="Hello"), options=options))
+    assert len(whole.output.logprobs) == len(naming.output)
+    assert all(list(token.top_token_ids) == NAMED for token in whole.output.logprobs)
+
+
+async def test_a_scheduler_that_ignores_named_tokens_is_an_error_and_not_a_lie(
+    running: Any, scheduler: Any
+) -> None:
+    body = CHAT | {"logprobs": True, "logprob_token_ids": NAMED}
+    response = await running.http.post("/v1/chat/completions", json=body)
+    assert response.status_code == 500
+    assert "logprob_token_ids" in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"logprob_token_ids": [5]},  # without logprobs
+        {"logprob_token_ids": [5], "best_of": 2},
+        {"logprobs": True, "logprob_token_ids": [99999]},
+        {"logprobs": True, "logprob_token_ids": [-1]},
+        {"logprobs": True, "logprob_token_ids": [5] * 129},
+        {"logprobs": True, "logprob_token_ids": [5], "max_tokens": 0, "prompt_logprobs": 1},
+        {"logprobs": True, "logprob_token_ids": [5], "use_beam_search": True, "best_of": 2},
+    ],
+)
+async def test_named_tokens_that_cannot_be_told_are_refused(
+    fields: dict[str, Any], running: Any
+) -> None:
+    for route, body in (("/v1/chat/completions", CHAT), ("/v1/completions", PROMPT)):
+        response = await running.http.post(route, json=body | fields)
+        assert response.status_code == 400, response.text
+        assert response.json()["error"]["param"] == "logprob_token_ids"
+    assert running.scheduler.submits == []
+
+
 async def test_grpc_outputs_have_one_entry_per_token(running: Any, scheduler: Any) -> None:
     stub = inference_pb2_grpc.InferenceServiceStub(running.channel)
     options = pb.GenerationOptions(sampling=types_pb2.SamplingParams(logprobs=1))

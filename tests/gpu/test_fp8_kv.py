@@ -7,6 +7,7 @@ from kernels import fp8
 from kernels.attention.decode_attention import paged_decode_attention
 from kernels.attention.prefill_attention import paged_attention
 from kernels.attention.workspace import decode_workspace
+from kernels.cluster import decode_float8
 
 CUDA = torch.device("cuda")
 SCALE = 128**-0.5
@@ -79,3 +80,55 @@ def test_a_captured_graph_reads_the_cache_in_fp8():
         lens.fill_(length)
         graph.replay()
         assert_near(out, paged_decode_attention(q, *exact, tables, lens, SCALE))
+
+
+def ragged(group, block_size, kv_dtype):
+    """(q, FP8 caches and scales, caches of what they count as, tables, lengths) of mixed rows."""
+    lengths = [0, 1, 15, 16, 17, 31, 64, 100, 576, 577, 1999]
+    width = -(-max(lengths) // block_size)
+    shape = (1 + len(lengths) * width, block_size, 2, 3, 128)
+    random = torch.Generator(CUDA).manual_seed(group)
+    both = torch.randn(shape, device=CUDA, generator=random)
+    scales = fp8.scale_table(*(torch.rand((2, 3), device=CUDA, generator=random) + 0.01))
+    stored = fp8.narrowed(both, scales[2:], kv_dtype)
+    exact = fp8.widened(stored, scales[:2], torch.bfloat16)
+    order = torch.randperm(shape[0] - 1, device=CUDA, generator=random) + 1
+    tables = order.int().view(len(lengths), width)
+    lens = torch.tensor(lengths, dtype=torch.int32, device=CUDA)
+    q = torch.randn(len(lengths), 3 * group, 128, device=CUDA, generator=random).bfloat16()
+    return q, (*stored.unbind(2), scales), exact.unbind(2), tables, lens
+
+
+@pytest.mark.gpu
+@kinds
+@pytest.mark.parametrize(("group", "block_size"), [(1, 16), (2, 32), (4, 16), (7, 64), (8, 16)])
+def test_the_kernel_of_many_rows_attends_to_what_is_stored(group, block_size, kv_dtype):
+    q, (k, v, scales), exact, tables, lens = ragged(group, block_size, kv_dtype)
+    kernel = decode_float8.kernel_for(q, k)
+    assert kernel is not None
+    found = kernel.attend(q, k, v, tables, lens, SCALE, scales)
+    assert (found[0] == 0).all()
+    assert_near(found, paged_decode_attention(q, *exact, tables, lens, SCALE))
+    # Large queries: what matters is which is the largest, not whether float16 has the number.
+    found = kernel.attend(q * 1e5, k, v, tables, lens, SCALE * 1e-5, scales)
+    assert_near(found, paged_decode_attention(q, *exact, tables, lens, SCALE))
+
+
+@pytest.mark.gpu
+@kinds
+def test_what_lies_past_the_end_is_not_read_as_numbers(kv_dtype):
+    q, (k, v, scales), exact, tables, lens = ragged(4, 16, kv_dtype)
+    kernel = decode_float8.kernel_for(q, k)
+    assert kernel is not None
+    expected = paged_decode_attention(q, *exact, tables, lens, SCALE)
+    for row, length in enumerate(lens.tolist()):
+        for block in range(length // 16, tables.shape[1]):
+            begin = length % 16 if block == length // 16 else 0
+            for cache in (k, v):
+                cache.view(torch.uint8)[tables[row, block].long(), begin:] = 0x7F
+    assert_near(kernel.attend(q, k, v, tables, lens, SCALE, scales), expected)
+    v.view(torch.uint8)[tables[8, 0].long(), 3] = 0x7F  # a number of row 8 that is none
+    found = kernel.attend(q, k, v, tables, lens, SCALE, scales)
+    assert found[8].isnan().all()
+    assert found[:8].isfinite().all()
+    assert found[9:].isfinite().all()

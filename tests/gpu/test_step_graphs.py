@@ -42,6 +42,7 @@ DRAWN = RowSampling(temperature=1.3, seed=5)
 FILTERED = RowSampling(temperature=1.1, top_p=0.8, top_k=20, seed=9)
 ASKING = (
     RowSampling(num_top_logprobs=3),
+    RowSampling(num_top_logprobs=0, logprob_token_ids=(7, 50, 3, 7)),
     RowSampling(presence_penalty=0.7, frequency_penalty=0.4, repetition_penalty=1.2),
     RowSampling(temperature=1.0, seed=3, logit_bias=((7, 4.0), (9, -3.0)), num_top_logprobs=0),
     RowSampling(min_tokens=50, stop_token_ids=(3, 4, 5), bad_words_token_ids=((8,), (9, 10))),

@@ -9,6 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.kernels.interpreted import quicken
+
+quicken()
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if not torch.cuda.is_available():

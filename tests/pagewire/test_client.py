@@ -76,13 +76,21 @@ def test_keywords_win_over_params_and_both_reach_the_server(client, gateway):
 
 def test_rules_reach_the_server(client, gateway):
     params = SamplingParams(logit_bias={7: -2.5}, allowed_token_ids=[7, 8], bad_words=["a b"])
-    client.generate("Q", params, presence_penalty=0.5, repetition_penalty=1.5, logprobs=0)
+    client.generate(
+        "Q",
+        params,
+        presence_penalty=0.5,
+        repetition_penalty=1.5,
+        logprobs=0,
+        logprob_token_ids=[7, 5],
+    )
     options = gateway.requests[0].options
     sampling = options.sampling
     assert [(entry.token_id, entry.bias) for entry in sampling.logit_bias] == [(7, -2.5)]
     assert list(sampling.allowed_token_ids) == [7, 8]
     assert list(options.bad_words) == ["a b"]
     assert (sampling.presence_penalty, sampling.repetition_penalty) == (0.5, 1.5)
+    assert list(sampling.logprob_token_ids) == [7, 5]
     assert sampling.HasField("logprobs") and not sampling.HasField("frequency_penalty")
 
 

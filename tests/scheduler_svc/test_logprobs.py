@@ -78,6 +78,31 @@ async def test_a_tokens_logprobs_survive_a_lost_worker(make_cluster: MakeCluster
         check(token_ids, logprobs, num_top)
 
 
+async def test_named_tokens_are_told_in_place_of_the_likeliest(make_cluster: MakeCluster) -> None:
+    """Next to requests that ask for others, in the order of the request."""
+    asks: list[dict[str, Any]] = [
+        {"logprobs": 0, "logprob_token_ids": [31999, 5, 9]},
+        {"logprobs": 7},
+        {"logprobs": 2, "logprob_token_ids": [4]},
+    ]
+    async with make_cluster(step_time=StepTime(base_s=0.002)) as cluster:
+        wanted = [
+            scheduler_pb2.SchedulerServiceGenerateRequest(
+                prompt_token_ids=range(1, 5),
+                sampling=types_pb2.SamplingParams(max_tokens=12, seed=seed, **fields),
+            )
+            for seed, fields in enumerate(asks)
+        ]
+        answers = await asyncio.gather(*(generate(cluster.scheduler, one) for one in wanted))
+    check(*answers[1], num_top=7)
+    for place, named in ((0, [31999, 5, 9]), (2, [4])):
+        token_ids, told = answers[place]
+        values, _ = logprob_of(np.array(named))
+        assert len(told) == len(token_ids) == 12
+        assert [list(token.top_token_ids) for token in told] == [named] * 12
+        assert [list(token.top_logprobs) for token in told] == [values.tolist()] * 12
+
+
 async def test_columns_that_do_not_fit_lose_the_step_and_not_the_request(
     make_cluster: MakeCluster,
 ) -> None:
@@ -125,6 +150,9 @@ WORD = types_pb2.TokenSequence
         ("bad_words_token_ids", {"bad_words_token_ids": [WORD(token_ids=[1, 32000])]}),
         ("bad_words_token_ids", {"bad_words_token_ids": [WORD(token_ids=[1] * 257)]}),
         ("logprobs", {"logprobs": 129}),
+        ("logprob_token_ids", {"logprobs": 0, "logprob_token_ids": [32000]}),
+        ("logprob_token_ids", {"logprobs": 0, "logprob_token_ids": range(129)}),
+        ("logprob_token_ids", {"logprob_token_ids": [5]}),
     ],
 )
 async def test_a_rule_out_of_range_is_refused_by_name(
@@ -147,6 +175,7 @@ async def test_the_debug_view_names_rules_and_counts_their_tokens(
         logit_bias=[BIAS(token_id=4567, bias=1)],
         bad_words_token_ids=[WORD(token_ids=[4567]), WORD(token_ids=[1])],
         logprobs=3,
+        logprob_token_ids=[4567],
         max_tokens=4000,
     )
     async with make_cluster(step_time=StepTime(base_s=0.003)) as cluster:
@@ -158,6 +187,9 @@ async def test_the_debug_view_names_rules_and_counts_their_tokens(
         asked = debug_pb2.DescribeRequestRequest(request_id="a")
         described = await cluster.debug.DescribeRequest(asked)
         call.cancel()
-    words = "presence_penalty 0.5, 1 biased tokens, 2 bad words, logprobs 3"
+    words = (
+        "presence_penalty 0.5, 1 biased tokens, 2 bad words, 1 tokens with log probabilities, "
+        "logprobs 3"
+    )
     assert words in described.sampling
     assert "4567" not in described.sampling

@@ -14,6 +14,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from pagewire.v1 import worker_pb2
+from tests.kernels.interpreted import quicken
 from tests.pace import patience
 from tests.worker_svc.session_fakes import FakeLifecycle, FakeRunner, SlowRunner
 from tests.worker_svc.spelling import VOCAB_SIZE
@@ -22,6 +23,8 @@ from worker_svc.config import WorkerConfig
 from worker_svc.process.compute_thread import ComputeThread
 from worker_svc.serving.server import WorkerServer
 from worker_svc.serving.session import Session
+
+quicken()
 
 TIMEOUT_S = patience(30)
 WORKER_CONFIG = WorkerConfig(

@@ -1,4 +1,4 @@
-"""Our own kernels as an attention backend."""
+"""Our own kernels as an attention backend: Triton, and CUDA C for many rows of an FP8 cache."""
 
 import torch
 from torch import Tensor
@@ -6,7 +6,9 @@ from torch import Tensor
 from kernels.attention.decode_attention import attend_leading, paged_decode_attention
 from kernels.attention.prefill_attention import attend_tiles, paged_attention
 from kernels.attention.workspace import decode_workspace
+from kernels.cluster import decode_float8
 from worker_svc.attention.batch import AttentionBatch, HeadLayout, MixedBatch
+from worker_svc.config import kernel_cache
 
 
 class TritonAttention:
@@ -33,6 +35,11 @@ class TritonAttention:
         kv_scales: Tensor | None = None,
     ) -> Tensor:
         """See `Backend`."""
+        if kv_scales is not None and decode_float8.pays(len(q), k_cache.shape[2]):
+            kernel = decode_float8.kernel_for(q, k_cache, kernel_cache() / "cluster")
+            if kernel is not None:
+                tables, lens = batch.block_tables, batch.context_lens
+                return kernel.attend(q, k_cache, v_cache, tables, lens, self._scale, kv_scales, out)
         return paged_decode_attention(
             q, k_cache, v_cache, batch.block_tables, batch.context_lens, self._scale, out,
             self._workspace, kv_scales,

@@ -3,7 +3,7 @@
 Without `--failpoint NAME@COUNT` this module has no effect. Each stream injects at most one fault,
 in the order of the options: at the stream's COUNTth frame, answer or step, or at the first one
 after it that the fault applies to. The service must detect the fault and recover as from a real
-one.
+one. A slow device is no such fault: it is slow on every stream.
 """
 
 import logging
@@ -37,6 +37,7 @@ class Fault(Enum):
     ERROR_ANSWER = "error-answer"  # the step failed
     BAD_HASH = "bad-hash"  # the state hash of a slot is wrong
     STALL = "stall"  # a step takes SECONDS longer
+    SLOW = "slow"  # each step of each stream does, from the COUNTth on
     LOSE_DEVICE = "lose-device"  # a kernel fails and breaks the CUDA context
     HANG_DEVICE = "hang-device"  # a kernel never ends
     EXIT = "exit"  # the process exits after a step, before its answer
@@ -53,11 +54,14 @@ class Failpoint:
 
     fault: Fault
     count: int
-    seconds: float = 0.0  # duration of a stall
+    seconds: float = 0.0  # that a step takes longer
 
     @classmethod
     def parse(cls, text: str) -> "Failpoint":
-        """Parses NAME@COUNT, or stall@COUNT:SECONDS. Raises ValueError, naming the problem."""
+        """Parses NAME@COUNT, stall@COUNT:SECONDS or slow@COUNT:SECONDS.
+
+        Raises ValueError, naming the problem.
+        """
         name, _, when = text.partition("@")
         known_names = [fault.value for fault in Fault if fault is not Fault.NONE]
         if name not in known_names:
@@ -67,8 +71,10 @@ class Failpoint:
         count, has_seconds, seconds = when.partition(":")
         if not count.isdecimal() or not int(count):
             raise ValueError(f"failpoint {text!r} needs a count: {name}@COUNT, from 1 on")
-        if has_seconds and fault is not Fault.STALL:
-            raise ValueError(f"failpoint {text!r}: only a stall takes seconds")
+        if has_seconds and fault not in (Fault.STALL, Fault.SLOW):
+            raise ValueError(f"failpoint {text!r}: only stall and slow take seconds")
+        if fault is Fault.SLOW and not has_seconds:
+            raise ValueError(f"failpoint {text!r} needs seconds: slow@COUNT:SECONDS")
         duration_s = float(seconds) if has_seconds else DEFAULT_STALL_S * (fault is Fault.STALL)
         return cls(fault, int(count), duration_s)
 
@@ -80,18 +86,20 @@ class Failpoints:
     """The faults of this process that are still to be injected, in order."""
 
     def __init__(self, failpoints: Sequence[Failpoint]) -> None:
-        self._waiting = deque(failpoints)
+        self._waiting = deque(one for one in failpoints if one.fault is not Fault.SLOW)
+        self._slow = [one for one in failpoints if one.fault is Fault.SLOW]
 
     def next_stream(self) -> "StreamFaults":
         """Returns the fault injector for a new stream."""
-        return StreamFaults(self._waiting)
+        return StreamFaults(self._waiting, self._slow)
 
 
 class StreamFaults:
     """Counts the frames and steps of one stream and injects at most one fault."""
 
-    def __init__(self, waiting: deque[Failpoint]) -> None:
+    def __init__(self, waiting: deque[Failpoint], slow: Sequence[Failpoint]) -> None:
         self._waiting = waiting
+        self._slow = slow
         self._has_fired = False
         self._num_arrived = 0
         self._num_left = 0
@@ -155,8 +163,10 @@ class StreamFaults:
         failpoint = self._fire(self._num_computed, Fault.STALL, *FAULTS_OF_CUDA)
         if failpoint.fault in FAULTS_OF_CUDA:
             _harm_device(failpoint.fault)
-        if failpoint.seconds:
-            time.sleep(failpoint.seconds)
+        late_s = failpoint.seconds
+        late_s += sum(one.seconds for one in self._slow if one.count <= self._num_computed)
+        if late_s:
+            time.sleep(late_s)
 
     def after_step(self, request_ids: Callable[[], Iterable[str]] = tuple) -> None:
         """Injects an exit; called after a step is computed or launched, before its answer.

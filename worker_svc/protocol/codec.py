@@ -362,6 +362,7 @@ def _processors(message: worker_pb2.RowSampling, name: str, limits: Limits) -> d
     _check_vocabulary(bias, f"{name}.logit_bias", limits)
     _check_vocabulary(allowed, f"{name}.allowed_token_ids", limits)
     _check_vocabulary(chain(*bad_words), f"{name}.bad_words_token_ids", limits)
+    _check_vocabulary(message.logprob_token_ids, f"{name}.logprob_token_ids", limits)
     return {
         "presence_penalty": message.presence_penalty,
         "frequency_penalty": message.frequency_penalty,
@@ -373,6 +374,7 @@ def _processors(message: worker_pb2.RowSampling, name: str, limits: Limits) -> d
         "num_top_logprobs": min(message.logprobs, limits.vocab_size)
         if message.HasField("logprobs")
         else None,
+        "logprob_token_ids": tuple(message.logprob_token_ids),
         "grammar": message.grammar,
         **_questions(message, name, limits),
     }

@@ -89,6 +89,7 @@ class RowSampling:
     num_top_logprobs: int | None = None  # None: report no log probabilities
     grammar: str = ""  # constrains the output; empty: none
     num_prompt_logprobs: int | None = None  # None: report none for the prompt
+    logprob_token_ids: tuple[int, ...] = ()  # reported in place of the likeliest; empty: those
     pooling: Pooling | None = None  # None: no embedding
 
     @property

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from worker_svc.quantization import keys
@@ -99,6 +99,8 @@ def _group(
     inputs = group.get("input_activations")
     is_static = inputs is not None and _is_static(f"{where}.input_activations", inputs)
     scheme, label = _scheme(f"{where}.weights", weights, form, is_static)
+    if isinstance(scheme, Float8Scheme):
+        scheme = replace(scheme, rounds_rows=inputs is not None)
     return targets, scheme, f"{form}, {label}"
 
 

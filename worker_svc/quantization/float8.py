@@ -38,7 +38,8 @@ class Float8Scheme:
 
     block: tuple[int | None, int | None]
     scale_name: str = SCALE
-    has_input_scale: bool = False  # checked, and not needed: activations keep their type
+    has_input_scale: bool = False  # checked, and not needed: a row's own scale is used
+    rounds_rows: bool = True  # the checkpoint is made for activations in 8 bits
     min_capability: int = MIN_CAPABILITY
 
     def tensors(self, num_outputs: int, num_inputs: int) -> Mapping[str, TensorSpec]:
@@ -71,7 +72,8 @@ class Float8Scheme:
         rows, columns = self.block
         by_block = scales.reshape(1, 1) if scales.ndim == 1 else scales
         at = torch.tensor(cut.outputs) // (rows or cut.whole[0])
-        return ScaledWeight(values, by_block[at].contiguous(), columns or cut.shape[1])
+        group = columns or cut.shape[1]
+        return ScaledWeight(values, by_block[at].contiguous(), group, self.rounds_rows)
 
 
 @dataclass(frozen=True, slots=True)

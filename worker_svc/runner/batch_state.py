@@ -29,6 +29,7 @@ from worker_svc.protocol.step import (
 from worker_svc.runner.rows import Rows, drafts_of, places_in_rows, refuse
 from worker_svc.sampling.grammars import Grammars
 from worker_svc.sampling.logits_processors import LogitsProcessors
+from worker_svc.sampling.logprobs import Wanted
 from worker_svc.sampling.prompt_outputs import Part
 from worker_svc.sampling.row_processors import ProcessedRows, RowProcessors, collect
 from worker_svc.sampling.sampler import SamplingRows
@@ -48,7 +49,6 @@ SLOT = np.dtype(
         ("min_p", "f4"),
         ("has_processors", "?"),
         ("has_logprobs", "?"),
-        ("num_top", "i8"),
         ("has_grammar", "?"),
         ("prompt_only", "?"),
         ("prompt_output_begin", "i8"),
@@ -153,7 +153,7 @@ class BatchState:
 
         `enter` writes the rows of its new sequences in another way than here.
         """
-        step, new = staged.step, staged.step.new_sequences
+        step, rows, new = staged.step, staged.rows, staged.step.new_sequences
         for slot in (sequence.slot for sequence in new):
             if self.table.columns["num_tokens"][slot]:
                 self._saved.append(
@@ -164,8 +164,8 @@ class BatchState:
         if len(staged.appended_at):
             index = step.appended_slots * self.block_tables.shape[1] + staged.appended_at
             self._put(self.block_tables, index, step.appended_block_ids)
-        if (drafts := staged.rows.drafts) is not None:
-            self.write_sampled(staged.rows, torch.from_numpy(drafts.token_ids), drafts.num_drafted)
+        if (drafts := rows.drafts) is not None:
+            self.write_sampled(rows, upload(self.device, drafts.token_ids)[0], drafts.num_drafted)
 
     def _enter_rows(self, staged: Staged) -> None:
         new = staged.step.new_sequences
@@ -252,7 +252,8 @@ class BatchState:
         columns = staged.table.columns[slots]
         output_position = num_tokens - columns["num_prompt"]
         is_short = output_position < columns["min_tokens"]
-        logprob_rows = np.flatnonzero(columns["has_logprobs"])
+        asking = np.flatnonzero(columns["has_logprobs"])
+        occupants = [staged.table.occupants[slot] for slot in slots[asking]]
         return SamplingRows(
             temperature=columns["temperature"].copy(),
             top_p=columns["top_p"].copy(),
@@ -261,8 +262,7 @@ class BatchState:
             seed=columns["seed"].copy().view(np.int64),
             output_position=output_position,
             logits_processors=self._logits_processors(staged.table, slots, num_tokens, is_short),
-            logprob_rows=logprob_rows,
-            num_top=int(columns["num_top"].max(initial=0)),
+            wanted=Wanted.of(asking, [one.sampling for one in occupants if one is not None]),
         )
 
     def _logits_processors(
@@ -342,7 +342,6 @@ class BatchState:
             sampling.min_p,
             sampling.has_processors,
             sampling.num_top_logprobs is not None,
-            sampling.num_top_logprobs or 0,
             bool(sampling.grammar),
             sequence.prompt_only,
             sequence.prompt_output_begin,

@@ -3,66 +3,42 @@
 A decode step is one graph replay, a step with prompts two. Kernel by kernel are launched what some
 rows ask for in addition to tokens, after the graph that computes all of them, and steps that are
 larger than every graph. Nothing waits for the device: the host advances its table when the launch
-has worked, and the tokens are read once the step's last event has come.
+has worked, and the tokens are read once the step's last event has come. The exception are steps
+with drafts: only their answer says how far their rows get, so their launch waits for it.
 """
 
 import gc
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from worker_svc.attention.kv_cache import KVCache
 from worker_svc.device.step_clock import StepClock
-from worker_svc.device.transfer import fetched, upload, upload_array
 from worker_svc.models import Decoder
-from worker_svc.parallel.vocab_part import VocabPart
 from worker_svc.protocol.step import (
-    IntColumn,
     Limits,
-    StepOutput,
     StepTimings,
 )
 from worker_svc.runner import inputs
 from worker_svc.runner.batch_state import Staged
 from worker_svc.runner.decode_graphs import DecodeGraphs
-from worker_svc.runner.device_slots import SlotSnapshot, SlotsOnDevice
-from worker_svc.runner.model_runner import NO_CHOICE, ModelRunner, failed, to_output, us_since
+from worker_svc.runner.device_sampling import SampleExtras, sample_rows
+from worker_svc.runner.device_slots import SlotsOnDevice
+from worker_svc.runner.in_flight import Computed, InFlight
+from worker_svc.runner.model_runner import ModelRunner, us_since
 from worker_svc.runner.step_graphs import StepGraphs
 from worker_svc.runner.step_map import StepMap
-from worker_svc.sampling import logprobs
 from worker_svc.sampling.grammars import Grammars
-from worker_svc.sampling.logits_processors import LogitsProcessors
-from worker_svc.sampling.logprobs import Logprobs
-from worker_svc.sampling.prompt_outputs import DevicePromptOutput, Part
-from worker_svc.sampling.sampler import SamplingRows, is_filtered, process_and_check
+from worker_svc.sampling.prompt_outputs import Part
+from worker_svc.sampling.sampler import is_filtered
 
 log = logging.getLogger(__name__)
 
 GIB = 1 << 30
-
-
-@dataclass(frozen=True, slots=True)
-class SampleExtras:
-    """Outputs of a step in addition to tokens; the default if no row asks for any."""
-
-    logprobs: Logprobs | None = None
-    has_choice: Tensor | None = None  # [N] bool on the host, as of `Checked`: of adjusted rows
-    logits_processors: LogitsProcessors = field(default_factory=LogitsProcessors)
-
-
-@dataclass(frozen=True, slots=True)
-class Computed:
-    """What a launch will bring; the default if it has no rows."""
-
-    prepare_us: int = 0  # from its begin to the first of its work on the device; 0: it has none
-    places: IntColumn | None = None  # of tokens in the ring's row; None: in the rows' order
-    extras: SampleExtras = field(default_factory=SampleExtras)
-    device_prompt_outputs: tuple[DevicePromptOutput, ...] = ()  # of prompts
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,75 +50,11 @@ class ComputePlan:
     brings_new: bool = False  # the map has the new sequences, too
 
 
-@dataclass(frozen=True, slots=True)
-class InFlight:
-    """A step that runs on the device."""
-
-    runner: "CudaRunner"
-    staged: Staged
-    clock: StepClock
-    ring_row: int | None  # None: no row samples
-    computed: "Computed"
-    timings: StepTimings
-    started: float
-    snapshot: SlotSnapshot | None = None  # the slots after it, if it wants their state
-
-    def result(self) -> StepOutput:
-        """Waits for the step. An error of the device that lasts ends the process."""
-        step_id = self.staged.step.step_id
-        try:
-            self.clock.wait()
-            extras = self.computed.extras
-            tokens, found = self._tokens(), extras.logprobs
-            columns = None if found is None else found.to_host()
-            problems = extras.logits_processors.problems()
-            output = to_output(step_id, tokens, self._timings(), columns, problems)
-            if self.computed.device_prompt_outputs:
-                prompt_outputs = tuple(
-                    found.to_host() for found in self.computed.device_prompt_outputs
-                )
-                output = replace(output, prompt_outputs=prompt_outputs)
-            if self.snapshot is not None:
-                output = replace(output, state=self.snapshot.hashes())
-        except RuntimeError as error:
-            log.exception("step %d failed on the device", step_id)
-            self.runner.end_if_lost(error)
-            output = failed(step_id, f"{type(error).__name__}: {error}")
-        return output
-
-    def record(self, output: StepOutput) -> None:
-        """Notes it for the debug service: after the answer, which should not wait for this."""
-        self.runner.record(self.staged, output, self.started)
-
-    def _tokens(self) -> "np.ndarray[tuple[int], np.dtype[np.int32]]":
-        if self.ring_row is None:
-            return np.zeros(0, dtype=np.int32)
-        num_sampled = int(np.count_nonzero(self.staged.rows.samples))
-        tokens = self.runner.slots.tokens(self.ring_row, num_sampled)
-        if self.computed.places is not None:
-            tokens = tokens[self.computed.places]
-        extras = self.computed.extras
-        if extras.has_choice is not None:
-            tokens[extras.logits_processors.rows[~extras.has_choice.numpy()]] = NO_CHOICE
-        return tokens
-
-    def _timings(self) -> StepTimings:
-        forward_us, sample_us, *_ = [*self.clock.spans_us(), 0, 0]
-        before = self.timings
-        return StepTimings(
-            before.queue_us,
-            before.prepare_us,
-            forward_us,
-            sample_us,
-            idle_us=self.clock.idle_us(),
-        )
-
-
 class CudaRunner(ModelRunner):
     """A loaded model with its cache, its slots and, once warm, its graphs."""
 
     is_asynchronous = True
-    verifies_drafts = False  # a graph samples one token a row
+    verifies_drafts = True
 
     def __init__(
         self,
@@ -233,15 +145,18 @@ class CudaRunner(ModelRunner):
         self._move_blocks(staged)
         clock = self._new_clock() if len(rows.slots) else StepClock(self._device)
         computed = self._compute(staged, plan, parts, clock, started)
+        if rows.drafts is not None:
+            computed = self._verified(staged, computed, clock)
         snapshot = None
         if staged.step.wants_state:
             snapshot = self.slots.look(staged)
             clock.mark()  # the step is done when this copy is
         return InFlight(
             runner=self,
+            slots=self.slots,
             staged=staged,
             clock=clock,
-            ring_row=self.slots.count() if rows.samples.any() else None,
+            ring_row=self.slots.count() if rows.samples.any() and rows.drafts is None else None,
             computed=computed,
             timings=StepTimings(
                 queue_us=queue_us, prepare_us=computed.prepare_us or us_since(started)
@@ -249,6 +164,15 @@ class CudaRunner(ModelRunner):
             started=started,
             snapshot=snapshot,
         )
+
+    def _verified(self, staged: Staged, computed: Computed, clock: StepClock) -> Computed:
+        """Waits for a step with drafts, since how far its rows got decides what the tables say."""
+        clock.wait()
+        token_ids = computed.extras.token_ids
+        assert token_ids is not None
+        accepted = self._accept(staged.rows, computed.extras.drawn(token_ids.numpy().copy()))
+        self.slots.advance(staged.rows)
+        return replace(computed, accepted=accepted)
 
     def _plan(self, staged: Staged, parts: list[Part]) -> "ComputePlan":
         """How the rows are computed, known before anything is written."""
@@ -306,7 +230,7 @@ class CudaRunner(ModelRunner):
             self._step_graphs.sample(step_map, self._filters(staged))
             clock.mark()
             return Computed(prepare_us, step_map.places)
-        extras = self._sample_eagerly(self._step_graphs.logits(step_map), staged, sampling)
+        extras = sample_rows(self.slots, self._step_graphs.logits(step_map), staged, sampling)
         clock.mark()
         return Computed(prepare_us, extras=extras)
 
@@ -326,14 +250,16 @@ class CudaRunner(ModelRunner):
         if sampling is not None:
             if last is None and model_inputs.logit_rows is not None:
                 hidden = hidden.index_select(0, model_inputs.logit_rows)  # [R, hidden]
-            extras = self._sample_eagerly(self._model.vocab_part(hidden), staged, sampling)
+            extras = sample_rows(self.slots, self._model.vocab_part(hidden), staged, sampling)
         clock.mark()
         return Computed(
             prepare_us, extras=extras, device_prompt_outputs=tuple(device_prompt_outputs)
         )
 
     def _is_plain(self, staged: Staged) -> bool:
-        """Whether no row that samples wants its logits changed or reported."""
+        """Whether rows sample one token each and want no logits changed or reported."""
+        if staged.rows.drafts is not None:
+            return False
         columns, slots = staged.table.columns, staged.rows.slots[staged.rows.samples]
         if columns["has_processors"][slots].any() or columns["has_logprobs"][slots].any():
             return False
@@ -347,45 +273,6 @@ class CudaRunner(ModelRunner):
         names = ("temperature", "top_k", "top_p", "min_p")
         temperature, top_k, top_p, min_p = (columns[name][slots] for name in names)
         return bool(is_filtered(temperature, top_k, top_p, min_p).any())
-
-    def _sample_eagerly(
-        self, part: VocabPart, staged: Staged, sampling: SamplingRows
-    ) -> SampleExtras:
-        """Launches all that the rows ask for; nothing of it waits for the device."""
-        slots = staged.rows.slots[staged.rows.samples]
-        filters = bool(sampling.is_filtered.any())
-        wanted = sampling.logprob_rows
-        if not len(wanted) and not sampling.logits_processors:
-            self.slots.sample(part, slots, filters)
-            return SampleExtras()
-        logits = part.whole()  # [R, V]
-        raw = logprobs.distributions(logits, wanted) if len(wanted) else None  # [N, V]
-        has_choice = None
-        if sampling.logits_processors:
-            logits = logits.float()
-            has_choice = fetched(self._adjust(logits, sampling.logits_processors))
-        self.slots.sample(VocabPart(logits), slots, filters)
-        extras = SampleExtras(None, has_choice, sampling.logits_processors)
-        if raw is None:
-            return extras
-        ends = staged.table.columns["num_tokens"][slots]  # where the tokens were written
-        found = logprobs.look_up(raw, wanted, self._written(slots, ends), sampling.num_top)
-        return replace(extras, logprobs=found.fetched())
-
-    def _adjust(self, logits: Tensor, logits_processors: LogitsProcessors) -> Tensor:
-        """Changes logits [R, V] float32 for the kernels; returns `has_choice` of changed rows."""
-        rows = upload_array(self._device, logits_processors.rows)
-        checked = process_and_check(logits, logits_processors, rows, self.slots.penalize)
-        assert checked.has_choice is not None
-        # A masked token weighs nothing; for the kernel, only a row that failed is not finite.
-        changed = logits.index_select(0, rows).clamp_(min=torch.finfo(torch.float32).min)
-        logits.index_copy_(0, rows, changed.masked_fill_(~checked.is_good[:, None], float("nan")))
-        return checked.has_choice
-
-    def _written(self, slots: np.ndarray, positions: np.ndarray) -> Tensor:
-        """Tokens [R] at these positions of the token rows."""
-        (index,) = upload(self._device, slots * self.slots.token_rows.shape[1] + positions)
-        return self.slots.token_rows.view(-1).index_select(0, index).long()
 
     def _undo(self) -> None:
         super()._undo()

@@ -16,7 +16,14 @@ from torch import Tensor
 from kernels.sampling.enter_slots import HEADER_WORDS, STATE_AT, enter_slots
 from kernels.sampling.filtered_draw import draw_filtered
 from kernels.sampling.penalties import penalize
-from kernels.sampling.sample import RING, Tokens, choose, find_candidates, output_ring
+from kernels.sampling.sample import (
+    RING,
+    Tokens,
+    best_tokens,
+    choose,
+    find_candidates,
+    output_ring,
+)
 from kernels.sampling.slot_state import (
     MIN_P,
     NUM_FIELDS,
@@ -28,10 +35,11 @@ from kernels.sampling.slot_state import (
     TOP_P,
 )
 from wire.state_hash import StateHashes, block_weights, slot_hashes
-from worker_svc.device.transfer import upload, upload_array
+from worker_svc.device.transfer import fetched, upload, upload_array
 from worker_svc.parallel.vocab_part import VocabPart
 from worker_svc.protocol.step import IntColumn
 from worker_svc.runner.batch_state import BatchState, HostSlots, Staged
+from worker_svc.runner.rows import Rows
 from worker_svc.sampling.logits_processors import History, Penalties
 
 
@@ -111,12 +119,28 @@ class SlotsOnDevice:
 
         Then ranks exchange the best of their parts of the vocabulary, not the logits.
         """
-        if filters:
-            part = VocabPart(part.whole())
-        found = find_candidates(part.logits, slots, self.slot_state, part.first_token)
-        if filters:
-            draw_filtered(part.logits, found, slots, self.slot_state)
-        choose(part.group.gather(found), slots, self._tokens)
+        choose(_candidates(part, slots, self.slot_state, filters), slots, self._tokens)
+
+    def sample_at(
+        self, part: VocabPart, slots: IntColumn, num_known: IntColumn, filters: bool
+    ) -> Tensor:
+        """Tokens [R] int32 after so many known ones [R] of each slot [R]; no slot changes.
+
+        A slot may repeat. -1 where logits are not finite.
+        """
+        index, counts = upload(self.device, slots, num_known)
+        state = self.slot_state.index_select(0, index)  # [R, NUM_FIELDS]
+        state[:, NUM_TOKENS.value] = counts
+        rows = torch.arange(len(slots), dtype=torch.int32, device=self.device)
+        return best_tokens(_candidates(part, rows, state, filters))
+
+    def advance(self, rows: Rows) -> None:
+        """Counts the tokens that a step's rows made known, once its drafts are verified."""
+        where = rows.slots * NUM_FIELDS.value + NUM_TOKENS.value
+        index, counts = upload(
+            self.device, where[rows.samples], (rows.known_ends + rows.num_sampled)[rows.samples]
+        )
+        self.slot_state.view(-1).index_copy_(0, index, counts)
 
     def count(self) -> int:
         """Counts a launched step that samples; returns the ring row of its tokens."""
@@ -140,9 +164,7 @@ class SlotsOnDevice:
                 self.slot_state[index, NUM_TOKENS.value],
             )
         )  # [3, live slots]
-        copy = torch.empty_like(held, device="cpu", pin_memory=True)
-        copy.copy_(held, non_blocking=True)
-        return SlotSnapshot(slots, num_computed, num_tokens, copy)
+        return SlotSnapshot(slots, num_computed, num_tokens, fetched(held))
 
     def tokens(self, ring_row: int, num_rows: int) -> NDArray[np.int32]:
         """The tokens [num_rows] of a finished step; -1 for rows that were not finite."""
@@ -166,6 +188,16 @@ class SlotSnapshot:
         num_computed = self.num_computed + num_tokens - self.num_tokens
         hashes = slot_hashes(self.slots, sums.view(np.uint64), num_computed, token_ids)
         return StateHashes(self.slots, hashes)
+
+
+def _candidates(part: VocabPart, slots: Tensor, slot_state: Tensor, filters: bool) -> Tensor:
+    """Candidates [P, 2, R, T] of all ranks for rows of `slot_state` [S, NUM_FIELDS]."""
+    if filters:
+        part = VocabPart(part.whole())
+    found = find_candidates(part.logits, slots, slot_state, part.first_token)
+    if filters:
+        draw_filtered(part.logits, found, slots, slot_state)
+    return part.group.gather(found)
 
 
 def entering_words(

@@ -16,7 +16,14 @@ from worker_svc.protocol.step import StepOutput, StepTimings
 from worker_svc.runner import inputs
 from worker_svc.runner.batch_state import Staged
 from worker_svc.runner.draft_model import DraftModel
-from worker_svc.runner.model_runner import NO_CHOICE, NOT_FINITE, ModelRunner, to_output, us_since
+from worker_svc.runner.model_runner import (
+    NO_CHOICE,
+    NOT_FINITE,
+    Drawn,
+    ModelRunner,
+    to_output,
+    us_since,
+)
 from worker_svc.runner.rows import Rows
 from worker_svc.sampling.sampler import Sampled, SamplingRows, sample, sample_part
 
@@ -88,20 +95,14 @@ class EagerRunner(ModelRunner):
         if model_inputs.logit_rows is not None:
             hidden = hidden.index_select(0, model_inputs.logit_rows)  # [R, hidden]
         tokens, logprobs = self._sample(hidden, sampling, rows, clock)
-        problems = sampling.logits_processors.problems()
+        drawn = Drawn(tokens, logprobs, sampling.logits_processors.problems())
         if rows.drafts is not None:
-            kept = rows.drafts.verify(rows.samples, tokens)
-            tokens = tokens[kept]
-            logprobs = None if logprobs is None else logprobs.select(kept)
-            problems = {n: problems[row] for n, row in enumerate(kept) if row in problems}
-            self.state.write_sampled(rows, torch.from_numpy(tokens), rows.num_sampled)
+            drawn = self._accept(rows, drawn)
             if self.draft_model is not None:
                 self.draft_model.settle(rows.drafts)
         forward_us, sample_us, copy_us = clock.spans_us()
         timings = StepTimings(queue_us, prepare_us, forward_us, sample_us, copy_us, clock.idle_us())
-        output = to_output(step_id, tokens, timings, logprobs, problems)
-        if rows.drafts is not None:
-            output = replace(output, num_sampled=rows.num_sampled[rows.samples])
+        output = to_output(step_id, rows, drawn, timings)
         return replace(output, prompt_outputs=prompt_outputs) if prompt_outputs else output
 
     def _draft(self, staged: Staged, clock: StepClock, started: float) -> int | None:

@@ -9,8 +9,7 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import replace
-from types import MappingProxyType
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
@@ -22,6 +21,7 @@ from worker_svc.attention.batch import LastTokens
 from worker_svc.attention.kv_cache import KVCache
 from worker_svc.device.device import end_if_lost
 from worker_svc.device.step_clock import DecodeTime, StepClock
+from worker_svc.device.transfer import upload_array
 from worker_svc.metrics.steps import StepCounts, kind_of
 from worker_svc.models import Decoder
 from worker_svc.observe.request_spans import RequestStays, StepRows
@@ -32,6 +32,7 @@ from worker_svc.protocol.step import (
     ROW_OK,
     BadStep,
     ComputedStep,
+    IntColumn,
     Limits,
     StepInput,
     StepOutput,
@@ -40,7 +41,7 @@ from worker_svc.protocol.step import (
 from worker_svc.runner.batch_state import BatchState, Staged
 from worker_svc.runner.block_mover import BlockMover
 from worker_svc.runner.inputs import ModelInputs
-from worker_svc.runner.rows import RowDrafts
+from worker_svc.runner.rows import RowDrafts, Rows
 from worker_svc.sampling.grammars import Grammars
 from worker_svc.sampling.prompt_outputs import DevicePromptOutput, Part, compute_prompt_outputs
 
@@ -48,13 +49,29 @@ MAX_RECORDS = 256
 
 # What travels from the device in place of a token, below every token id.
 NOT_FINITE, NO_CHOICE = -1, -2
-NO_PROBLEMS: Mapping[int, str] = MappingProxyType({})
 NO_TOKEN_LEFT = (
     "no token is left to go on with: together, the request's grammar, min_tokens, "
     "allowed_token_ids, bad_words and logit_bias forbid every one"
 )
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """What was sampled at R positions, on the host."""
+
+    tokens: NDArray[np.int32]  # [R]; below 0 it says why there is none
+    logprobs: LogprobColumns | None = None
+    problems: Mapping[int, str] = field(
+        default_factory=dict
+    )  # by position, of those that have no choice
+
+    def select(self, kept: IntColumn) -> "Drawn":
+        """Some of the positions, ascending."""
+        logprobs = None if self.logprobs is None else self.logprobs.select(kept)
+        problems = {n: self.problems[at] for n, at in enumerate(kept) if at in self.problems}
+        return Drawn(self.tokens[kept], logprobs, problems)
 
 
 class Pending(Protocol):
@@ -162,6 +179,15 @@ class ModelRunner(ABC):
     def _launch(self, staged: Staged, queue_us: int, started: float) -> StepOutput | Pending:
         """Writes a staged step's deltas and computes it, or starts to."""
 
+    def _accept(self, rows: Rows, drawn: Drawn) -> Drawn:
+        """Verifies a step's drafts: the tokens that count, which are also written to their rows."""
+        assert rows.drafts is not None
+        kept = drawn.select(rows.drafts.verify(rows.samples, drawn.tokens))
+        # A row without a token ends, but whatever its place holds may still be read as one.
+        known = upload_array(self._device, np.maximum(kept.tokens, 0))
+        self.state.write_sampled(rows, known, rows.num_sampled)
+        return kept
+
     def _undo(self) -> None:
         """Leaves no trace of a step whose launch failed part of the way."""
         self.state.rollback()
@@ -242,14 +268,16 @@ def failed(step_id: int, error: str) -> StepOutput:
     return StepOutput(step_id, np.zeros(0, dtype=np.int32), error=error)
 
 
-def to_output(
-    step_id: int,
-    tokens: NDArray[np.int32],
-    timings: StepTimings,
-    logprobs: LogprobColumns | None = None,
-    problems: Mapping[int, str] = NO_PROBLEMS,
-) -> StepOutput:
-    """The answer to a step; `problems` says more about rows that have no choice."""
+def to_output(step_id: int, rows: Rows, drawn: Drawn, timings: StepTimings) -> StepOutput:
+    """The answer to a step; with drafts once these are verified."""
+    output = _without_counts(step_id, drawn, timings)
+    if rows.drafts is None:
+        return output
+    return replace(output, num_sampled=rows.num_sampled[rows.samples])
+
+
+def _without_counts(step_id: int, drawn: Drawn, timings: StepTimings) -> StepOutput:
+    tokens, logprobs, problems = drawn.tokens, drawn.logprobs, drawn.problems
     bad = tokens < 0
     if not bad.any():
         return StepOutput(step_id, tokens, timings=timings, logprobs=logprobs)

@@ -39,6 +39,7 @@ from worker_svc.runner.step_map import (
     bucket_sizes,
     map_step,
     max_tiles,
+    spread,
 )
 
 log = logging.getLogger(__name__)
@@ -135,7 +136,7 @@ class StepGraphs:
 
     def map(self, rows: Rows) -> StepMap | None:
         """How the rows lie in a graph; None: they are too many, or too many short prompts."""
-        return map_step(rows, self.sizes, self._tile_tokens, self._layout)
+        return map_step(spread(rows), self.sizes, self._tile_tokens, self._layout)
 
     def begin(self, step: StepMap) -> None:
         """Computes the step's tokens up to the last layer's attention."""

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from worker_svc.protocol.step import IntColumn
-from worker_svc.runner.rows import Rows
+from worker_svc.runner.rows import Rows, places_in_rows
 
 # Tokens of the largest graph. A step of more keeps the device busy for longer than it is launched.
 MOST_TOKENS = 4096
@@ -97,6 +97,25 @@ class StepMap:
             return None
         self.layout.columns(self.buffer).num_entering[:] = number
         return replace(self, buffer=np.concatenate((self.buffer, words)))
+
+
+def spread(rows: Rows) -> Rows:
+    """The rows with each that verifies drafts as so many that decode one token and sample.
+
+    A layer writes the keys and values of all tokens before it attends, so each sees the drafts
+    before its own. They come in the order of `RowDrafts.verify`.
+    """
+    if rows.drafts is None:
+        return rows
+    num_drafted = rows.drafts.num_drafted
+    counts = 1 + num_drafted
+    each = np.repeat(np.arange(len(counts)), counts)
+    return Rows(
+        rows.slots[each],
+        (rows.num_scheduled - num_drafted)[each],
+        rows.num_computed[each] + places_in_rows(counts),
+        rows.samples[each],
+    )
 
 
 def map_step(

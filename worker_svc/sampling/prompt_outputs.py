@@ -13,7 +13,7 @@ from torch import Tensor
 
 from wire.logprobs import LogprobColumns, join
 from wire.prompt_outputs import PromptOutput
-from worker_svc.sampling.logprobs import Logprobs, look_up
+from worker_svc.sampling.logprobs import Logprobs, Wanted, look_up
 
 ToLogits = Callable[[Tensor], Tensor]  # [R, hidden] -> float32 [R, V]
 Pieces = Sequence[Tensor]
@@ -86,6 +86,6 @@ def _score(
     for some, targets in zip(states, token_ids, strict=True):
         logits = to_logits(some)  # [n, V] float32
         is_finite.append(logits.sum(-1).isfinite().all())
-        everyone = np.arange(len(some))
-        logprobs.append(look_up(logits.log_softmax(-1), everyone, targets, part.num_top))
+        wanted = Wanted(np.arange(len(some)), part.num_top)
+        logprobs.append(look_up(logits.log_softmax(-1), wanted, targets))
     return DevicePromptOutput(part, torch.stack(is_finite).all(), tuple(logprobs))

@@ -18,14 +18,14 @@ from torch.nn import functional
 
 from wire.sampling import GREEDY_TEMPERATURE
 from worker_svc.parallel.vocab_part import VocabPart
-from worker_svc.protocol.step import IntColumn, no_entries
+from worker_svc.protocol.step import IntColumn
 from worker_svc.sampling import logprobs
 from worker_svc.sampling.logits_processors import (
     LogitsProcessors,
     Penalize,
     process_logits,
 )
-from worker_svc.sampling.logprobs import Logprobs
+from worker_svc.sampling.logprobs import Logprobs, Wanted
 from worker_svc.sampling.random_numbers import gumbel_noise, noise_keys
 
 # Candidates of a filtered row: nearly always enough, and far cheaper than sorting a vocabulary. A
@@ -49,8 +49,7 @@ class SamplingRows:
     seed: IntColumn  # bits of the uint64 seed
     output_position: IntColumn
     logits_processors: LogitsProcessors = field(default_factory=LogitsProcessors)
-    logprob_rows: IntColumn = field(default_factory=no_entries)  # with log probabilities
-    num_top: int = 0  # top log probabilities per row
+    wanted: Wanted = field(default_factory=Wanted.nothing)  # log probabilities
 
     def __len__(self) -> int:
         return len(self.temperature)
@@ -63,9 +62,7 @@ class SamplingRows:
     @property
     def need_whole_rows(self) -> bool:
         """Whether any row needs logits of the whole vocabulary on one rank."""
-        return bool(self.logits_processors) or bool(
-            len(self.logprob_rows) or self.is_filtered.any()
-        )
+        return bool(self.logits_processors) or bool(len(self.wanted) or self.is_filtered.any())
 
     @classmethod
     def alike(cls, num_rows: int, temperature: float, top_p: float) -> "SamplingRows":
@@ -135,14 +132,14 @@ def sample_part(part: VocabPart, rows: SamplingRows) -> Sampled:
 
 def sample(logits: Tensor, rows: SamplingRows) -> Sampled:
     """Chooses a token per row of logits [R, V] float32, which it may overwrite."""
-    wanted = rows.logprob_rows
-    raw = logprobs.distributions(logits, wanted) if len(wanted) else None  # [N, V]
+    wanted = rows.wanted
+    raw = logprobs.distributions(logits, wanted.rows) if len(wanted) else None  # [N, V]
     checked = process_and_check(logits, rows.logits_processors)
     is_good = checked.is_good
     token_ids = _choose(logits, rows, is_good).masked_fill_(~is_good, 0)
     if raw is None:
         return Sampled(token_ids, checked.finite, None, checked.has_choice)
-    found = logprobs.look_up(raw, wanted, token_ids, rows.num_top)
+    found = logprobs.look_up(raw, wanted, token_ids)
     return Sampled(token_ids, checked.finite, found, checked.has_choice)
 
 

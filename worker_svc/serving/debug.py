@@ -154,6 +154,7 @@ def _sampling(sampling: RowSampling) -> str:
         ("biased tokens", sampling.logit_bias),
         ("allowed tokens", sampling.allowed_token_ids),
         ("bad words", sampling.bad_words_token_ids),
+        ("tokens with log probabilities", sampling.logprob_token_ids),
     )
     words += [f"{len(entries)} {name}" for name, entries in lists if entries]
     if sampling.num_top_logprobs is not None:

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gateway.structure.plain_text import plain_text
+from gateway.text.unicode import to_json
 
 _TYPE_OF = {str: "string", bool: "boolean", int: "number", float: "number", list: "array"}
 _SPELLED = {"True": "true", "False": "false", "None": "null"}  # as in Python
@@ -34,7 +35,7 @@ def as_json(text: str, parameters: Mapping[str, Any], name: str) -> str:
     if "string" in types and found not in types:
         return json.dumps(text, ensure_ascii=False)
     try:
-        return json.dumps(value, ensure_ascii=False, allow_nan=False)
+        return to_json(value, allow_nan=False)
     except ValueError:  # a number that Python reads as infinite
         return spelled
 

@@ -1,9 +1,9 @@
 """The answer of the Messages API as it grows, and its events. Pure."""
 
-import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from gateway.chat.conversation import parse_arguments
 from gateway.chat.parts import CallArguments, CallStart, Content, Part, Reasoning
 from gateway.edge.error_answers import anthropic_body
 from gateway.errors import ErrorKind, RequestError
@@ -121,10 +121,7 @@ class MessageAnswer:
 
 def _input_of(arguments: str) -> Event:
     """A call's arguments as an object; what is none, since it was cut off, as text in one."""
-    try:
-        parsed = json.loads(arguments or "{}")
-    except (ValueError, RecursionError):
-        parsed = None
+    parsed = parse_arguments(arguments)
     return parsed if isinstance(parsed, dict) else {INVALID_JSON: arguments}
 
 

@@ -1,10 +1,12 @@
 """What one request for a response asks of the store."""
 
+import json
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from gateway import limits
 from gateway.errors import unsupported
 from gateway.http.response_body import Item, ResponseBody, parse_items
 from gateway.http.stored.store import ResponseStore
@@ -54,8 +56,12 @@ def kept_for(body: ResponseBody, given_id: str | None, store: ResponseStore | No
     if store is None or body.store is False:
         return Kept(given_id or new_id, earlier, None, (), previous_id)
     # Not an id that a caller chose: where there are no keys, ids must not be guessed.
-    return Kept(new_id, earlier, store, [_stored(item) for item in body.input], previous_id)
+    items = [_stored(f"input[{index}]", item) for index, item in enumerate(body.input)]
+    return Kept(new_id, earlier, store, items, previous_id)
 
 
-def _stored(item: Item) -> dict[str, Any]:
-    return {"id": f"item_{uuid.uuid4().hex}", **item.model_dump(exclude_none=True)}
+def _stored(path: str, item: Item) -> dict[str, Any]:
+    """The item with an id. Raises RequestError for what is no text, and could not be sent back."""
+    fields = item.model_dump(exclude_none=True)
+    limits.utf8(path, json.dumps(fields, ensure_ascii=False))
+    return {"id": f"item_{uuid.uuid4().hex}", **fields}

@@ -32,7 +32,7 @@ class Speculation:
         Drafts come last: they take neither budget from a prompt already begun nor a block from
         another sequence.
         """
-        left = budget - int(chunks.sum())
+        left = min(budget - int(chunks.sum()), self._positions_left(chunks))
         fitting: dict[int, TokenIds | WorkerDraft] = {}
         table, index = self._state.table, draft.index
         for row in np.flatnonzero(np.isin(index, list(drafts)) & (chunks == 1)).tolist():
@@ -56,6 +56,16 @@ class Speculation:
         draft.drafts = {int(index[row]): token_ids for row, token_ids in fitting.items()}
         table.drafting_slots.update(draft.drafts)
         return True
+
+    def _positions_left(self, chunks: NDArray[np.int32]) -> int:
+        """How many more tokens the step may sample: as many as there are slots, and no more.
+
+        The worker's memory for logits is of that size. Sequences that may enter in this step have
+        theirs, too.
+        """
+        most, num_running = self._config.max_num_seqs, len(chunks)
+        num_entering = min(self._state.waiting.num_admissible, most - num_running)
+        return most - int(np.count_nonzero(chunks)) - num_entering
 
     def _has_blocks(self, draft: Draft, chunks: NDArray[np.int32]) -> bool:
         """Whether the step's rows [rows] need no more blocks than are free."""

@@ -99,6 +99,7 @@ class Newcomers:
                     self.answers.append(json.load(answer)["choices"][0]["text"])
             except OSError as error:
                 self.answers.append(f"failed: {error}")
+            self._is_over.wait(0.02)
 
     def assert_unnoticed(self) -> None:
         assert len(self.answers) > 1

@@ -1,6 +1,7 @@
 """The SDK through a live stack whose gateway is killed: calls are answered, streams go on."""
 
 import asyncio
+import shutil
 import threading
 import time
 from collections.abc import Iterator
@@ -14,10 +15,12 @@ import pagewire
 from pagewire.admin import Admin
 from tests.e2e.conftest import Product
 from tests.pace import patience
+from tests.tiny_model import TOOL_TEMPLATE
 
 pytestmark = pytest.mark.slow
 NUM_TOKENS = 120
 LONG = {"max_tokens": NUM_TOKENS, "ignore_eos": True, "temperature": 1.0, "seed": 11}
+EFFORT = "{% if reasoning_effort %}Effort: {{ reasoning_effort }}.\n{% endif %}"
 CALL = {"id": "c", "type": "function", "function": {"name": "look", "arguments": "{}"}}
 TURNS = [  # as OpenAI's library writes them
     {"role": "user", "content": [{"type": "text", "text": "Look."}]},
@@ -32,10 +35,13 @@ class Verdict(pydantic.RootModel[Literal["yes", "no"]]):
 
 @pytest.fixture(scope="module")
 def stack(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Product]:
-    logs = tmp_path_factory.mktemp("sdk-logs")
-    with Product(tiny_model, logs, ("--threads", "1", "--kv-cache-gib", "0.2")) as running:
+    folder = tmp_path_factory.mktemp("sdk")
+    model = Path(shutil.copytree(tiny_model, folder / "tiny"))
+    (model / "chat_template.jinja").write_text(EFFORT + TOOL_TEMPLATE)
+    queue = ("--max-num-seqs", "4", "--max-waiting-requests", "1", "--policy", "priority")
+    with Product(model, folder, ("--threads", "1", "--kv-cache-gib", "0.2")) as running:
         running.start_worker()
-        running.start_scheduler("--max-num-seqs", "4", "--max-waiting-requests", "1")
+        running.start_scheduler(*queue)
         running.start_gateway()
         running.wait_until_ready()
         yield running
@@ -146,8 +152,9 @@ def test_a_key_runs_a_call_once_and_an_operator_ends_it(
         assert admin.status().num_accepted == before + 1
         stream = client.stream("Once", request_id="to-abort", **LONG | {"max_tokens": 400})
         next(stream)
-        with pytest.raises(pagewire.FailedPrecondition, match="priority"):
-            admin.set_priority("to-abort", -1)
+        admin.set_priority("to-abort", -1)
+        with pytest.raises(pagewire.NotFound, match="gone"):
+            admin.set_priority("gone", -1)
         assert admin.abort("to-abort") == ("to-abort",)
         assert stream.completion().finish_reason == "abort"
         assert not admin.requests()
@@ -156,7 +163,9 @@ def test_a_key_runs_a_call_once_and_an_operator_ends_it(
 def test_a_model_class_is_the_form_of_a_real_answer(client: pagewire.Client) -> None:
     answer = client.chat("Is it?", structured_output=Verdict, max_tokens=40, temperature=0)
     assert isinstance(answer.parsed, Verdict), answer
-    with pytest.raises(pagewire.PagewireError, match="reasoning_effort"):  # not of this template
-        client.chat("Is it?", reasoning_effort="low")
+    plain = client.chat("Is it?", max_tokens=1)
+    low = client.chat("Is it?", max_tokens=1, reasoning_effort="low")
+    told = len(client.tokenize("Effort: low.\n", add_special_tokens=False))
+    assert low.usage.prompt_tokens == plain.usage.prompt_tokens + told
     scored = client.generate("Once", logprobs=0, max_tokens=4)
     assert scored.cumulative_logprob == sum(token.logprob for token in scored.logprobs) < 0

@@ -107,6 +107,11 @@ TURNS = [
         call(function=CALLED | {"arguments": '{"city": "Par'}),
         '{\\"city\\": \\"Par',
     ),
+    turn(
+        "arguments may be the object itself",
+        call(function=CALLED | {"arguments": {"city": "Paris"}}),
+        '{"city": "Paris"}',
+    ),
     turn("arguments that are a list are text", call(function=CALLED | {"arguments": "[1]"}), "[1]"),
     turn("reasoning comes back as reasoning", assistant(content="a", reasoning="Hm."), "Hm."),
     turn(
@@ -173,6 +178,7 @@ CHATS = [
 OTHERS = [
     completion("logprobs false in completions", logprobs=False),
     completion("logprobs true in completions", logprobs=True, max_tokens=0, echo=True),
+    completion("logprob_token_ids of nothing", logprob_token_ids=[], logprobs=None),
     completion("echo in a stream", stream=True, echo=True),
     completion("prompt_logprobs in a stream of completions", stream=True, prompt_logprobs=1),
     completion("max_tokens null in completions", max_tokens=None),
@@ -186,6 +192,18 @@ OTHERS = [
     response("top_k, stop and seed in responses", top_k=5, stop=["x"], seed=1),
     response("Codex' client_metadata", client_metadata={"a": "b"}),
     response("store false", store=False),
+    response("a custom tool", tools=[{"type": "custom", "name": "run"}]),
+    response(
+        "Codex' namespace of functions",
+        tools=[
+            {
+                "type": "namespace",
+                "name": "mcp",
+                "description": "Tools.",
+                "tools": [{"type": "function", "name": "look", "defer_loading": None}],
+            }
+        ],
+    ),
     item(
         "an answer that was cut off while it reasoned comes back",
         {

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import tokenizers
 
+from pagewire.v1 import types_pb2
 from wire.grammar import new_matcher, read_vocabulary
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -131,6 +132,18 @@ async def test_a_named_call_is_its_arguments(
         assert choice["finish_reason"] == "tool_calls"
     assert follows(ARGUMENTS)
     assert not follows('{"town": "Paris"}')
+
+
+@pytest.mark.parametrize("output", ["<think>\nHm.", "<think>\nHm.\n</think>\n\n"])
+async def test_an_answer_that_ends_before_its_named_call_has_none(
+    output: str, running: Any, encode: Callable[[str], list[int]], tools: list[Any]
+) -> None:
+    running.scheduler.output = encode(output)
+    running.scheduler.end = {"reason": types_pb2.FINISH_REASON_LENGTH}
+    choice = await ask(running, tools=tools, tool_choice=NAMED)
+    assert choice["message"]["reasoning_content"] == "Hm."
+    assert "tool_calls" not in choice["message"]
+    assert choice["finish_reason"] == "length"
 
 
 async def test_what_contradicts_a_call_or_cannot_hold_it_is_refused_by_its_place(

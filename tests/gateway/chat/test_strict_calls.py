@@ -6,10 +6,8 @@ from typing import Any
 import openai
 import pydantic
 import pytest
-import tokenizers
 
-from tests.gateway.http_calls import post, refusal
-from wire.grammar import new_matcher, read_vocabulary
+from tests.gateway.http_calls import accepts, post, refusal
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -28,19 +26,6 @@ def strict(tool: dict[str, Any]) -> dict[str, Any]:
     function["strict"] = True
     function["parameters"]["additionalProperties"] = False
     return tool | {"function": function}
-
-
-def accepts(running: Any, tokenizer: Any, text: str) -> bool:
-    """Whether the last submitted grammar accepts a complete text."""
-    definition = tokenizer.definition()
-    vocabulary = read_vocabulary(definition, running.scheduler.model.vocab_size, [1])
-    matcher = new_matcher(vocabulary, running.scheduler.submits[-1].sampling.grammar)
-    ids = tokenizers.Tokenizer.from_str(definition).encode(text).ids
-    return bool(
-        matcher.validate_tokens(ids) == len(ids)
-        and matcher.consume_tokens(ids)
-        and matcher.is_accepting()
-    )
 
 
 async def test_a_strict_tool_holds_a_call_to_its_schema_and_leaves_text_free(

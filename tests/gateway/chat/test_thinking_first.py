@@ -25,13 +25,15 @@ BUDGET = "thinking_token_budget"
 FORCED = '[{"name": "get_weather", "parameters": {"city": "Paris"}}]'
 
 
-@pytest.fixture(scope="session")
-def model_folder(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model whose reasoning ends with a token of its own."""
+@pytest.fixture(scope="session", params=[False, True], ids=["plain", "special"])
+def model_folder(
+    model_folder: Path, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Path:
+    """A model whose reasoning ends with a token of its own, which text may leave out."""
     folder = tmp_path_factory.mktemp("thinking") / "model"
     shutil.copytree(model_folder, folder)
     tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
-    tokenizer.add_tokens(["</think>"])
+    tokenizer.add_tokens([tokenizers.AddedToken("</think>", special=request.param)])
     tokenizer.save(str(folder / "tokenizer.json"))
     return folder
 

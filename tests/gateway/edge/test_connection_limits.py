@@ -99,6 +99,11 @@ async def test_a_slow_body_that_is_fast_enough_is_read(start: Any) -> None:
     assert answer.status_code == 200, answer.text
 
 
+async def test_an_idle_connection_outlives_those_of_pools() -> None:
+    """Clients that pool connections saw a reset now and then at 5 s, and none at 75."""
+    assert EdgeLimits().keep_alive_s >= 75
+
+
 async def test_an_idle_connection_is_closed(start: Any) -> None:
     running = await start(edge=EdgeLimits(keep_alive_s=1))
     host, port = running.http_url.removeprefix("http://").split(":")

@@ -285,6 +285,7 @@ async def test_a_bug_is_an_internal_error_that_tells_nothing(
         response = await running.http.post("/v1/completions", json=body)
         assert response.status_code == 500
         assert response.json()["error"]["code"] == "internal_error"
+        assert response.headers["connection"] == "close"  # as the server does
         assert "secret" not in response.text
     assert running.gateway._pipeline.live == []
 

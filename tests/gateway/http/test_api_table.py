@@ -78,6 +78,7 @@ TOOLS = [{"type": "function", "function": {"name": "f"}}]
 COMPANIONS = {
     "guided_whitespace_pattern": {"guided_json": {}},
     "top_logprobs": {"logprobs": True},
+    "logprob_token_ids": {"logprobs": True},
     "stream_options": {"stream": True},
     "tool_choice": {"tools": TOOLS},
     "use_beam_search": {"max_tokens": 2},
@@ -103,6 +104,7 @@ DEFAULTS: dict[str, tuple[Any, ...]] = {
     "include_stop_str_in_output": (False,),
     "length_penalty": (1, 1.0),
     "logit_bias": ({},),
+    "logprob_token_ids": ([],),
     "logprobs": (False,),
     "max_completion_tokens": (-1,),
     "max_output_tokens": (-1,),
@@ -352,6 +354,14 @@ async def test_no_known_field_is_refused_where_it_asks_for_nothing(
 
 async def test_what_is_different_says_how() -> None:
     assert all(line.note for line in LINES if line.status in ("different", "ignored"))
+
+
+async def test_what_is_refused_says_why() -> None:
+    """In words, next to the values that are accepted."""
+    for line in ALL_LINES:
+        if line.status == "refused":
+            reason = re.sub(r"off: (0|`[^`]*`)(, `[^`]*`)*[;:]?", "", line.note)
+            assert re.search(r"[a-z]{2}", reason), (line.route, line.field)
 
 
 async def test_the_table_has_every_field_of_vllm() -> None:

@@ -47,6 +47,7 @@ def model(running: Any) -> Iterator[RandomModel]:
         (COMPLETION, "repetition_penalty", {"repetition_penalty": 1.1}),
         (COMPLETION, "logit_bias", {"logit_bias": {"5": 1}}),
         (COMPLETION, "allowed_token_ids", {"allowed_token_ids": [5]}),
+        (COMPLETION, "logprob_token_ids", {"logprobs": 1, "logprob_token_ids": [5]}),
         (COMPLETION, "bad_words", {"bad_words": ["a"]}),
         (COMPLETION, "stop", {"stop": "a"}),
         (COMPLETION, "echo", {"echo": True}),

@@ -55,6 +55,16 @@ async def test_a_response_is_read_continued_and_deleted(
     assert caught.value.param == "previous_response_id"
 
 
+async def test_an_item_that_could_not_be_read_back_is_refused(storing: Any) -> None:
+    """JSON may hold half a character, and text may not."""
+    item = {"type": "function_call_output", "call_id": "\ud83d", "output": "a"}
+    headers = {"content-type": "application/json"}
+    for body, status in (({"input": [item]}, 400), ({"input": [item], "store": False}, 200)):
+        response = await storing.http.post(ROUTE, content=json.dumps(body), headers=headers)
+        assert response.status_code == status, response.text
+        assert status == 200 or response.json()["error"]["param"] == "input[0]"
+
+
 async def test_a_streamed_response_is_stored_at_its_end(
     client: openai.AsyncOpenAI, storing: Any
 ) -> None:

@@ -118,6 +118,12 @@ def test_single_tokens(library: Library, heads: Heads) -> None:
     check(library, Step(library.dtype, heads, contexts, [1] * 6))
 
 
+def test_contexts_longer_than_what_is_loaded_ahead(library: Library) -> None:
+    """A row of keys and values takes 4 KiB or more: 256 KiB are at most 64 tokens."""
+    heads = Heads(6, 4, 256, has_norm=False)
+    check(library, Step(library.dtype, heads, [63, 64, 65, 200], [1] * 4))
+
+
 @pytest.mark.parametrize("heads", SHAPES, ids=str)
 def test_parts_of_prompts(library: Library, heads: Heads) -> None:
     """Whole prompts, later chunks of prompts, and decodes in between."""

@@ -44,7 +44,10 @@ def test_the_narrow_layout_keeps_the_numbers(layout, device):
     weight = drawn(layout, 20, 384)
     narrow = NarrowWeight.of(weight.to(device))
     assert narrow is not None and narrow.shape == weight.shape
-    assert torch.equal(dequantized(narrow, torch.float32).cpu(), weight.dequantized())
+    found, expected = dequantized(narrow, torch.float32).cpu(), weight.dequantized()
+    # A GPU rounds once where the reference rounds product and sum.
+    near = {"rtol": 0.0, "atol": 0.0} if device.type == "cpu" else {"rtol": 1e-6, "atol": 1e-4}
+    torch.testing.assert_close(found, expected, **near)
     if layout.startswith("int4") and "bytes" not in layout:
         assert narrow.data.nbytes * 2 == weight.integers.nbytes
 

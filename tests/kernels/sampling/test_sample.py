@@ -9,7 +9,14 @@ from torch import Tensor
 
 from kernels.sampling import shortlist
 from kernels.sampling.filtered_draw import draw_filtered
-from kernels.sampling.sample import RING, Tokens, choose, find_candidates, output_ring
+from kernels.sampling.sample import (
+    RING,
+    Tokens,
+    best_tokens,
+    choose,
+    find_candidates,
+    output_ring,
+)
 from kernels.sampling.slot_state import NUM_FIELDS
 from worker_svc.sampling.random_numbers import gumbel_noise, noise_keys
 
@@ -69,6 +76,16 @@ class Bench:
         if self.device.type == "cuda":
             torch.cuda.synchronize()
         return self.ring[int(self.num_steps) % RING, : len(slots)].tolist()
+
+
+def test_the_best_token_is_the_lowest_of_the_best_and_none_if_a_part_is_not_finite() -> None:
+    scores = [
+        [[1.0, 5.0], [2.0, 2.0], [float("inf"), 3.0]],
+        [[5.0, 0.0], [2.0, float("nan")], [1.0, 4.0]],
+    ]
+    tokens = [[[4.0, 9.0], [1.0, 7.0], [6.0, 8.0]], [[30.0, 41.0], [35.0, 44.0], [33.0, 40.0]]]
+    candidates = torch.tensor([scores, tokens], dtype=torch.float64).transpose(0, 1)
+    assert best_tokens(candidates).tolist() == [9, -1, 6]
 
 
 def kept_weights(logits: Tensor, row: Row) -> Tensor:

@@ -215,7 +215,8 @@ class Simulation:
         self._cache_truth.check(self.scheduler, self.worker)
 
     def _check_plan(self, plan: StepPlan, in_flight: list[StepPlan]) -> None:
-        assert 0 < len(plan.slots) <= self.config.max_num_seqs
+        num_drafted = sum(map(len, plan.drafts.values()))
+        assert 0 < len(plan.slots) <= self.config.max_num_seqs - num_drafted
         assert plan.num_tokens <= self.config.max_num_batched_tokens
         assert plan.num_free_blocks == self.scheduler.internal_state.pool.num_free
         threshold = self.config.long_prefill_token_threshold

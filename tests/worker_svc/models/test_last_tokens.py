@@ -34,7 +34,7 @@ def fused(tmp_path_factory: pytest.TempPathFactory) -> FusedDecoder:
     return model._fuse()
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def cache(fused: FusedDecoder) -> KVCache:
     torch.manual_seed(1)
     cache = KVCache(2, 8, BLOCK_SIZE, 2, 16, torch.float32, DEVICE)
@@ -75,6 +75,12 @@ def run(fused: FusedDecoder, cache: KVCache, last: LastTokens | None) -> tuple[T
     return hidden, torch.stack([torch.stack(mine.layer(layer)) for layer in range(2)])
 
 
+@pytest.fixture(scope="module")
+def whole(fused: FusedDecoder, cache: KVCache) -> tuple[Tensor, Tensor]:
+    """Hidden states of all tokens, and the KV cache after the step."""
+    return run(fused, cache, None)
+
+
 def wanted(*sequences: int) -> LastTokens:
     _, _, attention = batch()
     which = torch.tensor(sequences, dtype=torch.int64, device=DEVICE)
@@ -84,19 +90,22 @@ def wanted(*sequences: int) -> LastTokens:
 
 @pytest.mark.parametrize("sequences", [(0, 2), (0, 1, 2), (2,)])
 def test_the_last_tokens_come_out_as_they_do_among_all(
-    sequences: tuple[int, ...], fused: FusedDecoder, cache: KVCache
+    sequences: tuple[int, ...],
+    fused: FusedDecoder,
+    cache: KVCache,
+    whole: tuple[Tensor, Tensor],
 ) -> None:
     last = wanted(*sequences)
-    whole, keys_and_values = run(fused, cache, None)
+    hidden, keys_and_values = whole
     alone, mine = run(fused, cache, last)
-    torch.testing.assert_close(alone, whole[last.rows], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(alone, hidden[last.rows], rtol=1e-4, atol=1e-5)
     assert torch.equal(mine, keys_and_values)
 
 
 def test_where_no_logits_are_wanted_the_cache_is_filled_all_the_same(
-    fused: FusedDecoder, cache: KVCache
+    fused: FusedDecoder, cache: KVCache, whole: tuple[Tensor, Tensor]
 ) -> None:
-    _, keys_and_values = run(fused, cache, None)
+    _, keys_and_values = whole
     nothing, mine = run(fused, cache, wanted())
     assert nothing.shape == (0, 64)
     assert torch.equal(mine, keys_and_values)

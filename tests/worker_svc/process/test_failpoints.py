@@ -133,6 +133,17 @@ def test_a_stall_takes_its_seconds_once(monkeypatch: pytest.MonkeyPatch) -> None
     assert [sum(seconds) for seconds in slept_s] == [0.0, 0.05, 0.0]
 
 
+def test_a_slow_device_is_slow_on_every_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    slept_s: list[float] = []
+    monkeypatch.setattr(time, "sleep", slept_s.append)
+    failpoints = order("slow@2:0.25", "stall@3:1")
+    for _ in range(2):
+        faults = failpoints.next_stream()
+        for _ in range(3):
+            faults.before_step()
+    assert slept_s == [0.25, 1.25, 0.25, 0.25]
+
+
 def test_options_are_read_and_unknown_names_refused(capsys: pytest.CaptureFixture[str]) -> None:
     config = parse(["--failpoint", "exit@7", "--failpoint", "stall@3"])
     assert config.failpoints == (
@@ -145,6 +156,7 @@ def test_options_are_read_and_unknown_names_refused(capsys: pytest.CaptureFixtur
         ("exit", "exit@COUNT"),
         ("exit@0", "exit@COUNT"),
         ("exit@1:5", "stall"),
+        ("slow@1", "slow@COUNT:SECONDS"),
     ):
         with pytest.raises(SystemExit):
             parse(["--failpoint", text])

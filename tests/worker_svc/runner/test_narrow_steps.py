@@ -15,24 +15,21 @@ from tests.worker_svc.quantized_checkpoints import (
     save_quantized,
 )
 from tests.worker_svc.random_models import save_random_model
-from tests.worker_svc.runner.test_step_graphs import (
+from tests.worker_svc.runner.interpreted import (
     CPU,
-    DRAWN,
     LIMITS,
-    Launch,
-    Launches,
     cache,
-    enter,
-    play,
-    pytestmark,
+    needs_interpreter,
+    without_graphs,
 )
+from tests.worker_svc.runner.test_step_graphs import DRAWN, enter, play
 from worker_svc.models import compiled, load_model
 from worker_svc.models.linear import Linear
 from worker_svc.models.stored.narrow_gemms import NarrowLinear
 from worker_svc.runner.eager_runner import EagerRunner
 from worker_svc.runner.model_runner import ModelRunner
 
-__all__ = ["pytestmark"]
+pytestmark = needs_interpreter
 
 SIZES = SHAPE | {
     "vocab_size": LIMITS.vocab_size,
@@ -44,24 +41,15 @@ SIZES = SHAPE | {
 
 
 def interpreted(folder: Path, monkeypatch: pytest.MonkeyPatch) -> ModelRunner:
-    """Fused layers on the CPU, and no graph around what graphs launch."""
-    from worker_svc.runner.cuda_runner import CudaRunner  # noqa: PLC0415 - Triton must interpret
-
+    """The runner of CUDA with weights in few bits."""
     monkeypatch.setattr(compiled, "supports", lambda config: False)
     monkeypatch.setattr(Linear, "pack", lambda linear: None)
     model = load_model(folder, torch.float32, CPU, LIMITS.max_model_len)
-    model.fused = model._fuse()
+    runner = without_graphs(model, monkeypatch)
+    assert model.fused is not None
     layers = model.fused._layers
     assert all(isinstance(layer.o, NarrowLinear) for layer in layers)
     assert not model.fused.has_plain_weights and model.fused.library_weights() == {}
-    runner = CudaRunner(model, cache(model), LIMITS, CPU)
-    graphs, decodes = runner._step_graphs, runner._decode_graphs
-    graphs._beginnings = {n: Launch(graphs._begin, graphs._layers, n) for n in graphs.sizes}
-    graphs._decodes = {
-        n: Launch(graphs._begin, graphs._layers, n, True) for n in graphs.decode_sizes
-    }
-    monkeypatch.setattr(graphs, "_endings", Launches(graphs._end))
-    monkeypatch.setattr(decodes, "_graphs", Launches(decodes._step))
     return runner
 
 

@@ -1,107 +1,21 @@
-"""What step graphs repeat, run once by Triton's interpreter: maps, tiles and both halves of a step.
-
-The runner of CUDA on the CPU: in place of replaying a graph it launches what is captured in it.
-"""
+"""What step graphs repeat, interpreted: maps, tiles and both halves of a step."""
 
 import dataclasses
-import os
-from collections.abc import Iterator
-from functools import partial
-from pathlib import Path
 
 import numpy as np
-import pytest
-import torch
 
 from tests.worker_svc.conftest import make_prompt
-from worker_svc.attention.kv_cache import KVCache
-from worker_svc.models import compiled, linear
-from worker_svc.models import config as model_config
-from worker_svc.models.decoder import Decoder, load_model
-from worker_svc.models.weights import load_weights
-from worker_svc.protocol.step import Limits, NewSequence, RowSampling, StepInput
-from worker_svc.runner.eager_runner import EagerRunner
+from tests.worker_svc.runner.interpreted import BLOCKS_PER_SEQ, needs_interpreter
+from worker_svc.protocol.step import NewSequence, RowSampling, StepInput
 from worker_svc.runner.model_runner import ModelRunner
 
-pytestmark = [
-    pytest.mark.skipif(
-        os.environ.get("TRITON_INTERPRET") != "1" or torch.cuda.is_available(),
-        reason="Triton does not interpret here",
-    ),
-    # Rows of padding hold what memory held before.
-    pytest.mark.filterwarnings("ignore:.* encountered in:RuntimeWarning"),
-]
+pytestmark = needs_interpreter
 
-CPU = torch.device("cpu")
-BLOCK_SIZE, BLOCKS_PER_SEQ = 8, 10
-LIMITS = Limits(
-    num_blocks=1 + 6 * BLOCKS_PER_SEQ,
-    block_size=BLOCK_SIZE,
-    max_num_seqs=6,
-    max_num_batched_tokens=96,
-    max_model_len=BLOCK_SIZE * BLOCKS_PER_SEQ,
-    vocab_size=128,
-)
 GREEDY = RowSampling()
 DRAWN = RowSampling(temperature=1.2, seed=4)
 FILTERED = RowSampling(temperature=1.1, top_k=7, seed=2)
 ASKING = RowSampling(presence_penalty=0.9, logit_bias=((5, 2.0),), num_top_logprobs=2)
-
-
-def cache(model: Decoder) -> KVCache:
-    config = model.config
-    return KVCache(
-        config.num_layers, LIMITS.num_blocks, BLOCK_SIZE, config.num_kv_heads, config.head_dim,
-        torch.float32, CPU,
-    )  # fmt: skip
-
-
-@pytest.fixture
-def eager(llama_folder: Path) -> ModelRunner:
-    model = load_model(llama_folder, torch.float32, CPU, LIMITS.max_model_len)
-    return EagerRunner(model, cache(model), LIMITS, CPU)
-
-
-@pytest.fixture
-def interpreted(
-    llama_folder: Path, monkeypatch: pytest.MonkeyPatch, few_programs: None
-) -> Iterator[ModelRunner]:
-    """Fused layers on the CPU, and no graph around what graphs launch."""
-    from worker_svc.runner.cuda_runner import CudaRunner  # noqa: PLC0415 - Triton must interpret
-
-    monkeypatch.setattr(compiled, "supports", lambda config: False)
-    monkeypatch.setattr(linear, "pack", lambda weight, bias: None)
-    config = model_config.load(llama_folder)
-    model = Decoder(config, torch.float32, CPU, LIMITS.max_model_len)
-    load_weights(llama_folder, dict(model.destinations()), frozenset(), model.sharding.share)
-    model.pack()
-    model.fused = model._fuse()
-    runner = CudaRunner(model, cache(model), LIMITS, CPU)
-    graphs, decodes = runner._step_graphs, runner._decode_graphs
-    graphs._beginnings = {n: Launch(graphs._begin, graphs._layers, n) for n in graphs.sizes}
-    graphs._decodes = {
-        n: Launch(graphs._begin, graphs._layers, n, True) for n in graphs.decode_sizes
-    }
-    monkeypatch.setattr(graphs, "_endings", Launches(graphs._end))
-    monkeypatch.setattr(decodes, "_graphs", Launches(decodes._step))
-    yield runner
-
-
-class Launch:
-    """In place of a graph."""
-
-    def __init__(self, work: object, *arguments: object) -> None:
-        self.replay = partial(work, *arguments)  # type: ignore[arg-type]
-
-
-class Launches:
-    """In place of the graphs of all variants."""
-
-    def __init__(self, work: object) -> None:
-        self._work = work
-
-    def __getitem__(self, variant: object) -> Launch:
-        return Launch(self._work, variant)
+NAMING = RowSampling(num_top_logprobs=0, logprob_token_ids=(7, 50, 3))
 
 
 def enter(slot: int, prompt: list[int], sampling: RowSampling = GREEDY) -> NewSequence:
@@ -156,8 +70,12 @@ def test_prompts_chunks_and_decodes_give_the_tokens_of_the_eager_runner(
 def test_rows_that_ask_for_more_give_the_tokens_of_the_eager_runner(
     eager: ModelRunner, interpreted: ModelRunner
 ) -> None:
-    new = (enter(2, make_prompt(9), ASKING), enter(3, make_prompt(17, seed=2), DRAWN))
-    steps = [({2: 9, 3: 17}, new), ({3: 1, 2: 1}, ()), ({2: 1, 3: 1}, ())]
+    new = (
+        enter(2, make_prompt(9), ASKING),
+        enter(3, make_prompt(17, seed=2), DRAWN),
+        enter(0, make_prompt(5, seed=3), NAMING),
+    )
+    steps = [({2: 9, 3: 17, 0: 5}, new), ({3: 1, 2: 1, 0: 1}, ()), ({2: 1, 3: 1, 0: 1}, ())]
     found = play(interpreted, *steps)
     assert found == play(eager, *steps)
-    assert all(tops is not None for _, tops in found)
+    assert [tops[1] for _, tops in found] == [list(NAMING.logprob_token_ids)] * 3

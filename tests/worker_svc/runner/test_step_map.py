@@ -1,12 +1,13 @@
 """How a step's rows lie in a graph: sizes, order, tiles, and the buffer's columns."""
 
+import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
 import pytest
 import torch
 
-from worker_svc.runner.rows import Rows
+from worker_svc.runner.rows import RowDrafts, Rows
 from worker_svc.runner.step_map import (
     ENTERING_WORDS,
     MAX_ENTERING,
@@ -15,6 +16,7 @@ from worker_svc.runner.step_map import (
     bucket_sizes,
     map_step,
     max_tiles,
+    spread,
 )
 
 TILE = 8
@@ -109,3 +111,21 @@ def test_entering_words_come_after_the_columns_unless_they_are_too_many() -> Non
     assert LAYOUT.columns(entering.buffer).num_entering.tolist() == [2]
     assert step.with_entering(words, MAX_ENTERING + 1) is None
     assert step.with_entering(np.zeros(ENTERING_WORDS + 1, dtype=np.int32), 2) is None
+
+
+def test_a_row_with_drafts_lies_as_so_many_that_decode() -> None:
+    plain = rows((3, 7, 3, True), (5, 20, 1, True), (0, 4, 9, False), (2, 40, 2, True))
+    counts = np.array([2, 0, 0, 1])
+    drafts = RowDrafts(counts, np.array([11, 12, 13]), np.zeros_like(counts))
+    each = spread(dataclasses.replace(plain, drafts=drafts))
+    assert each.slots.tolist() == [3, 3, 3, 5, 0, 2, 2]
+    assert each.num_computed.tolist() == [7, 8, 9, 20, 4, 40, 41]
+    assert each.num_scheduled.tolist() == [1, 1, 1, 1, 9, 1, 1]
+    assert each.samples.tolist() == [True] * 4 + [False] + [True] * 2
+    found = map_step(each, SIZES, TILES, LAYOUT)
+    assert found is not None and not found.is_decode
+    columns = LAYOUT.columns(found.buffer)
+    order = found.places  # of each position, in the order in which drafts are verified
+    assert columns.slots[order].tolist() == [3, 3, 3, 5, 2, 2]
+    assert columns.starts[order].tolist() == [7, 8, 9, 20, 40, 41]
+    assert spread(plain) is plain

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
+import grpc
 import numpy as np
 import pytest
 import torch
@@ -11,14 +12,18 @@ from transformers import LlamaForCausalLM
 from pagewire.v1 import debug_pb2, debug_pb2_grpc, types_pb2, worker_pb2
 from tests.worker_svc.conftest import VOCAB_SIZE, Worker, make_prompt, make_sequence
 from wire.logprobs import LogprobColumns
+from worker_svc.protocol.step import RowSampling
+from worker_svc.sampling.logprobs import Wanted
 from worker_svc.sampling.sampler import SamplingRows, sample
 
 
-def alike(num_rows: int, logprob_rows: list[int], num_top: int) -> SamplingRows:
+def asking(num_rows: int, wanted: Wanted) -> SamplingRows:
     rows = SamplingRows.alike(num_rows, temperature=1.0, top_p=1.0)
-    positions = np.arange(num_rows)
-    wanted = np.array(logprob_rows, dtype=np.int64)
-    return replace(rows, output_position=positions, logprob_rows=wanted, num_top=num_top)
+    return replace(rows, output_position=np.arange(num_rows), wanted=wanted)
+
+
+def alike(num_rows: int, logprob_rows: list[int], num_top: int) -> SamplingRows:
+    return asking(num_rows, Wanted(np.array(logprob_rows, dtype=np.int64), num_top))
 
 
 def test_ranks_count_the_tokens_that_are_at_least_as_likely() -> None:
@@ -42,6 +47,27 @@ def test_only_rows_that_ask_are_looked_up() -> None:
         assert logprob == pytest.approx(before[row, token_id].item(), abs=1e-5)
     assert columns.top_token_ids.tolist() == before[[1, 4]].topk(3).indices.tolist()
     assert sample(logits, alike(5, [], 0)).logprobs is None
+
+
+@pytest.mark.parametrize("num_top", [0, 2, 6])
+def test_named_tokens_take_the_place_of_the_likeliest(num_top: int) -> None:
+    """In their rows alone, in the order in which they are named, and as often."""
+    logits = torch.randn(4, 50, generator=torch.Generator().manual_seed(2))
+    before = logits.double().log_softmax(-1)
+    named = {0: (), 2: (49, 0, 7, 0), 3: (7,)}
+    samplings = [
+        RowSampling(num_top_logprobs=num_top, logprob_token_ids=ids) for ids in named.values()
+    ]
+    wanted = Wanted.of(np.array(list(named)), samplings)
+    found = sample(logits, asking(4, wanted)).logprobs
+    assert found is not None
+    columns = found.to_host()
+    assert columns.top_token_ids.shape == (3, max(num_top, 4))
+    for place, (row, ids) in enumerate(named.items()):
+        expected = list(ids) or before[row].topk(num_top).indices.tolist()
+        assert columns.top_token_ids[place, : len(expected)].tolist() == expected
+        values = before[row, expected].tolist()
+        assert columns.top_logprobs[place, : len(expected)].tolist() == pytest.approx(values)
 
 
 @torch.inference_mode()
@@ -82,6 +108,43 @@ def test_they_equal_transformers_whatever_the_sampling(worker: Worker, llama_fol
     assert 11 not in token_ids[20:]
 
 
+@torch.inference_mode()
+def test_named_tokens_have_the_values_of_transformers(worker: Worker, llama_folder: Path) -> None:
+    """Next to a row that asks for the likeliest, of a token that a bias forbids to be sampled."""
+    prompt, named = make_prompt(12), [9, 3, VOCAB_SIZE - 1]
+    forbids = [types_pb2.LogitBias(token_id=9, bias=-100.0)]
+    sampling = worker_pb2.RowSampling(
+        top_p=1, logit_bias=forbids, logprobs=0, logprob_token_ids=named
+    )
+    likeliest = worker_pb2.RowSampling(top_p=1, logprobs=5)
+    attachment = worker.attach()
+    attachment.send(
+        new_sequences=[
+            make_sequence(0, prompt, [1, 2], sampling=sampling),
+            make_sequence(1, prompt, [3, 4], sampling=likeliest),
+        ],
+        slots=[0, 1],
+        num_scheduled=[12, 12],
+    )
+    columns = LogprobColumns.unpack(attachment.receive().logprobs, 2)
+    attachment.cancel()
+    model = LlamaForCausalLM.from_pretrained(llama_folder, dtype=torch.float32).eval()
+    expected = model(torch.tensor([prompt])).logits[0, -1].log_softmax(-1)
+    assert columns is not None
+    assert columns.top_token_ids[0, :3].tolist() == named
+    assert columns.top_logprobs[0, :3] == pytest.approx(expected[named].numpy(), abs=1e-4)
+    assert columns.top_token_ids[1].tolist() == expected.topk(5).indices.tolist()
+
+
+def test_a_named_token_outside_the_vocabulary_is_a_bad_step(worker: Worker) -> None:
+    sampling = worker_pb2.RowSampling(top_p=1, logprobs=0, logprob_token_ids=[VOCAB_SIZE])
+    attachment = worker.attach()
+    sequence = make_sequence(0, make_prompt(5), [1], sampling=sampling)
+    with pytest.raises(grpc.RpcError) as refused:
+        attachment.step(new_sequences=[sequence], slots=[0], num_scheduled=[5])
+    assert "logprob_token_ids" in refused.value.details()
+
+
 def test_rows_that_ask_for_none_get_none_beside_rows_that_do(worker: Worker) -> None:
     attachment = worker.attach()
     asks = worker_pb2.RowSampling(top_p=1, logprobs=0)
@@ -111,6 +174,7 @@ def test_the_debug_view_names_rules_and_counts_their_tokens(worker: Worker) -> N
         allowed_token_ids=[99, 98],
         bad_words_token_ids=[types_pb2.TokenSequence(token_ids=[98])],
         logprobs=2,
+        logprob_token_ids=[5, 6, 7],
     )
     attachment = worker.attach()
     attachment.step(new_sequences=[make_sequence(0, [5], [1], sampling=sampling)])
@@ -119,7 +183,7 @@ def test_the_debug_view_names_rules_and_counts_their_tokens(worker: Worker) -> N
     attachment.cancel()
     assert described.sampling == (
         "greedy; frequency_penalty 0.5; repetition_penalty 1.25; 2 allowed tokens; 1 bad words; "
-        "logprobs 2"
+        "3 tokens with log probabilities; logprobs 2"
     )
 
 

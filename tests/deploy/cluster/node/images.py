@@ -34,6 +34,9 @@ class Images:
 
     environment: Environment
     libraries: Path  # of other distributions; the environment's path has LIBRARIES
+    # Steps of a tiny model take no time. With this, streams last as long as those of a real one,
+    # and the cores are free for what is tested.
+    worker_options: tuple[str, ...] = ("--failpoint=slow@1:0.05",)
 
     def find(self, reference: str) -> Image:
         """The image of a reference such as registry/pagewire-gateway:0.1.0. Raises NoImage."""
@@ -46,8 +49,9 @@ class Images:
         binds = roots.base(with_programs=stage.base != "scratch")
         binds[str(self.environment.folder)] = "/opt/pagewire"
         binds[str(self.libraries)] = LIBRARIES
+        options = self.worker_options if named.startswith("worker") else ()
         return Image(
-            tuple(stage.last("ENTRYPOINT").words),
+            (*stage.last("ENTRYPOINT").words, *options),
             stage.variables,
             int(user),
             int(group or user),

@@ -111,12 +111,33 @@ def test_a_row_that_fails_after_accepted_tokens_keeps_them() -> None:
 
 def test_drafts_take_no_block_from_another_sequence() -> None:
     # 5 blocks: two each, and one more.
-    scheduler = decoding("a", "b", num_blocks=6, enable_prefix_caching=False)
+    scheduler = decoding("a", "b", num_blocks=6, max_num_seqs=8, enable_prefix_caching=False)
     step = plan(scheduler, {0: [1, 2, 3], 1: [1, 2, 3]})
     assert step is not None and not step.drafts and not step.preempted
     answer(scheduler, [60], [61])
     step = plan(scheduler, {0: [1, 2, 3]})
     assert step is not None and len(step.drafts[0]) == 3 and not step.preempted
+
+
+def test_a_step_samples_at_no_more_positions_than_there_are_slots() -> None:
+    scheduler = decoding("a", "b", max_num_seqs=7)
+    step = plan(scheduler, {0: [1, 2, 3], 1: [4, 5, 6]})
+    assert step is not None
+    assert {slot: len(given) for slot, given in step.drafts.items()} == {0: 3, 1: 2}
+    answer(scheduler, [7], [7])
+    for name in "cde":
+        add(scheduler, name, max_tokens=12)
+    step = plan(scheduler, {0: [1, 2, 3], 1: [4, 5, 6]})
+    assert step is not None, "five rows leave room for two drafts"
+    assert len(step.slots) == 5
+    assert {slot: len(given) for slot, given in step.drafts.items()} == {0: 2}
+
+
+def test_nothing_is_drafted_in_place_of_a_sequence_that_may_enter() -> None:
+    scheduler = decoding("a", max_num_seqs=2)
+    add(scheduler, "b")
+    step = plan(scheduler, {0: [1, 2, 3]})
+    assert step is not None and not step.drafts and len(step.slots) == 2
 
 
 def test_what_is_swapped_out_while_it_is_verified_is_computed_again() -> None:

@@ -1,0 +1,1 @@
+"""Tools of POST /v1/responses: functions, custom tools and namespaces."""

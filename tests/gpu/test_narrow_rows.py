@@ -1,0 +1,110 @@
+"""Weights in 4 and 8 bits on a GPU: the fused kernels of few rows, and products in 8 bits."""
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from kernels import reference
+from kernels.cluster import narrow_rows
+from kernels.quantized import rounding
+from kernels.quantized.linear import dequantized
+from kernels.quantized.narrow import NarrowWeight
+from kernels.quantized.scaled import ScaledWeight
+from tests.pairs import pairwise
+from worker_svc.models.fused_gemms import Hidden
+from worker_svc.models.stored.narrow_gemms import NarrowLinear, NormedNarrowLinear
+
+CUDA = torch.device("cuda")
+EPS = 1e-6
+KINDS = {
+    "float8": lambda w: ScaledWeight.rounded(w),
+    "float8 by blocks": lambda w: ScaledWeight.rounded(w).regrouped(128),
+    "int4 by 32": lambda w: rounding.quantized(w, 4, 32),
+    "int4 by 128": lambda w: rounding.quantized(w, 4, 128),
+    "int8 by 32": lambda w: rounding.quantized(w, 8, 32),
+}
+SHAPES = ((32, 128), (96, 384), (6144, 4096), (4096, 12_288))
+ROWS = (1, 2, 7, 8, 9, 16, 17, 31, 32)
+
+
+def make(kind: str, shape: tuple[int, int], num_rows: int):
+    """(weight, what it counts as, x, norm, bias, residual)."""
+    random = torch.Generator(CUDA).manual_seed(sum(shape) + num_rows)
+    n, k = shape
+    plain = torch.randn(shape, device=CUDA, generator=random) * 0.02
+    weight = NarrowWeight.of(KINDS[kind](plain))
+    assert weight is not None
+    x, residual = (
+        torch.randn((num_rows, width), device=CUDA, generator=random).bfloat16() for width in (k, n)
+    )
+    norm = (torch.rand(k, device=CUDA, generator=random) + 0.5).bfloat16()
+    bias = torch.randn(n, device=CUDA, generator=random).bfloat16()
+    return weight, dequantized(weight, torch.bfloat16).float(), x, norm, bias, residual
+
+
+def assert_near(found: torch.Tensor, expected: torch.Tensor, bound: float = 8e-3) -> None:
+    assert found.shape == expected.shape
+    distance = (found.float() - expected.float()).norm() / expected.float().norm()
+    assert distance <= bound
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("kind", "shape", "rows"), pairwise(tuple(KINDS), SHAPES, ROWS))
+def test_few_rows_are_multiplied_by_what_is_stored(kind, shape, rows) -> None:
+    weight, wide, x, norm, bias, residual = make(kind, shape, rows)
+    kernels = narrow_rows.kernels_for(weight, torch.bfloat16)
+    assert kernels is not None
+    plain = x.float() @ wide.t()
+    assert_near(kernels.linear(x, weight), plain)
+    assert_near(kernels.linear(x, weight, bias, residual), plain + bias + residual.float())
+    normed = reference.rms_norm(x, norm, EPS).float() @ wide.t()
+    assert_near(kernels.linear(x, weight, norm=norm, eps=EPS), normed)
+    gate, up = normed.chunk(2, dim=1)
+    gated = kernels.linear(x, weight, norm=norm, eps=EPS, gated=True)
+    assert_near(gated, F.silu(gate) * up, 1.6e-2)
+
+
+@pytest.mark.gpu
+def test_a_row_is_the_same_alone_and_among_others() -> None:
+    weight, _, x, norm, *_ = make("float8", (6144, 4096), 8)
+    kernels = narrow_rows.kernels_for(weight, torch.bfloat16)
+    assert kernels is not None
+    together = kernels.linear(x, weight, norm=norm, eps=EPS)
+    for row in range(len(x)):
+        alone = kernels.linear(x[row : row + 1], weight, norm=norm, eps=EPS)
+        assert torch.equal(alone[0], together[row])
+
+
+@pytest.mark.gpu
+def test_a_row_that_is_not_finite_spoils_no_other() -> None:
+    weight, wide, x, norm, *_ = make("int4 by 32", (96, 384), 5)
+    kernels = narrow_rows.kernels_for(weight, torch.bfloat16)
+    assert kernels is not None
+    x[2, 7] = float("nan")
+    found = kernels.linear(x, weight, norm=norm, eps=EPS)
+    assert found[2].isnan().all()
+    others = [0, 1, 3, 4]
+    assert_near(found[others], (reference.rms_norm(x, norm, EPS).float() @ wide.t())[others])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rows", [17, 33, 64, 200])
+def test_many_rows_are_rounded_and_multiplied_in_8_bits(rows) -> None:
+    weight, wide, x, norm, bias, residual = make("float8", (6144, 4096), rows)
+    linear = NarrowLinear.of(weight, bias, torch.bfloat16)
+    assert linear.unit is not None
+    plain = x.float() @ wide.t()
+    bound = 0.04  # of rows in 3 bits of mantissa
+    assert_near(linear(x), plain + bias, bound)
+    expected = plain + bias + residual.float()
+    assert_near(linear.added(x, residual.clone()), expected, bound)
+    normed = NormedNarrowLinear(NarrowLinear.of(weight, None, torch.bfloat16), norm)
+    expected = reference.rms_norm(x, norm, EPS).float() @ wide.t()
+    assert_near(normed(Hidden(x), EPS)[0], expected, bound)
+    gate, up = expected.chunk(2, dim=1)
+    assert_near(normed.gated(Hidden(x), EPS), F.silu(gate) * up, 2 * bound)
+    x[5, 0] = float("inf")
+    found = normed(Hidden(x), EPS)[0]
+    assert found[5].isnan().all()
+    assert found[:5].isfinite().all()
+    assert found[6:].isfinite().all()

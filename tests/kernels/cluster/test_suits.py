@@ -1,0 +1,76 @@
+"""Which weights and caches the kernels in CUDA C take; what they compute is tested on a GPU."""
+
+import re
+
+import pytest
+import torch
+
+from kernels.cluster import decode_float8, narrow_rows
+from kernels.quantized import rounding
+from kernels.quantized.narrow import NarrowWeight
+from kernels.quantized.scaled import ScaledWeight
+
+
+def weight(bits: int, group: int, shape: tuple[int, int] = (32, 256)) -> NarrowWeight:
+    plain = torch.randn(shape)
+    stored = ScaledWeight.rounded(plain) if bits == 0 else rounding.quantized(plain, bits, group)
+    found = NarrowWeight.of(stored.regrouped(group) if isinstance(stored, ScaledWeight) else stored)
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize(("bits", "group"), [(0, 256), (0, 128), (4, 32), (4, 128), (8, 16)])
+def test_groups_of_16_bytes_and_more_suit(bits: int, group: int) -> None:
+    assert narrow_rows.suits(weight(bits, group), gated=True)
+
+
+def test_other_sizes_do_not() -> None:
+    assert not narrow_rows.suits(weight(4, 32, (24, 256)))  # outputs
+    assert narrow_rows.suits(weight(4, 32, (48, 256)))
+    assert not narrow_rows.suits(weight(4, 32, (48, 256)), gated=True)  # halves of 24
+    assert not narrow_rows.suits(weight(4, 32, (32, 64)))  # 32 bytes a row
+    assert narrow_rows.kernels_for(weight(4, 32), torch.bfloat16) is None  # not on a GPU
+
+
+@pytest.mark.parametrize(
+    ("changed", "is_suited"),
+    [
+        ({}, True),
+        ({"block_size": 64}, True),
+        ({"kv_dtype": torch.float8_e5m2}, True),
+        ({"kv_dtype": torch.bfloat16}, False),
+        ({"dtype": torch.float16}, False),
+        ({"head_dim": 64}, False),
+        ({"block_size": 8}, False),
+        ({"block_size": 48}, False),
+        ({"num_heads": 27}, False),
+    ],
+)
+def test_caches_that_suit(changed: dict, is_suited: bool) -> None:
+    given = {
+        "dtype": torch.bfloat16, "kv_dtype": torch.float8_e4m3fn, "head_dim": 128,
+        "block_size": 16, "num_heads": 24,
+    } | changed  # fmt: skip
+    q = torch.empty((2, given["num_heads"], given["head_dim"]), dtype=given["dtype"])
+    shape = (4, given["block_size"], 3, given["head_dim"])
+    assert decode_float8.suits(q, torch.empty(shape, dtype=given["kv_dtype"])) is is_suited
+    assert decode_float8.kernel_for(q, torch.empty(shape, dtype=given["kv_dtype"])) is None
+
+
+def test_arguments_are_those_of_the_sources() -> None:
+    for module, struct, fields in (
+        (narrow_rows, "Layer", narrow_rows._Layer._fields_),
+        (decode_float8, "Attention", decode_float8._Attention._fields_),
+    ):
+        body = re.search(rf"struct {struct} {{(.*?)\n}};", module.SOURCE.read_text(), re.S)
+        assert body is not None
+        lines = [line.split("//")[0] for line in body[1].splitlines()]
+        declared = " ".join(lines).replace("*", " ").split(";")
+        words = {"const", "u16", "unsigned", "char", "float", "int", "i64"}
+        names = [
+            name.strip()
+            for part in declared
+            for name in " ".join(w for w in part.split() if w not in words).split(",")
+            if name.strip()
+        ]
+        assert names == [name for name, _ in fields]

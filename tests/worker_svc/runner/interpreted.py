@@ -1,0 +1,97 @@
+"""The runner of CUDA on the CPU: in place of replaying a graph it launches what is captured in it.
+
+Its limits are small, since every program of a kernel is interpreted.
+"""
+
+import os
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+from worker_svc.attention.kv_cache import KVCache
+from worker_svc.models import compiled, linear
+from worker_svc.models import config as model_config
+from worker_svc.models.decoder import Decoder, load_model
+from worker_svc.models.weights import load_weights
+from worker_svc.protocol.step import Limits
+from worker_svc.runner.eager_runner import EagerRunner
+from worker_svc.runner.model_runner import ModelRunner
+
+CPU = torch.device("cpu")
+BLOCK_SIZE, BLOCKS_PER_SEQ = 8, 10
+LIMITS = Limits(
+    num_blocks=1 + 6 * BLOCKS_PER_SEQ,
+    block_size=BLOCK_SIZE,
+    max_num_seqs=6,
+    max_num_batched_tokens=96,
+    max_model_len=BLOCK_SIZE * BLOCKS_PER_SEQ,
+    vocab_size=128,
+)
+needs_interpreter = [
+    pytest.mark.skipif(
+        os.environ.get("TRITON_INTERPRET") != "1" or torch.cuda.is_available(),
+        reason="Triton does not interpret here",
+    ),
+    # Rows of padding hold what memory held before.
+    pytest.mark.filterwarnings("ignore:.* encountered in:RuntimeWarning"),
+]
+
+
+def cache(model: Decoder) -> KVCache:
+    config = model.config
+    return KVCache(
+        config.num_layers, LIMITS.num_blocks, BLOCK_SIZE, config.num_kv_heads, config.head_dim,
+        torch.float32, CPU,
+    )  # fmt: skip
+
+
+def eager_runner(llama_folder: Path) -> ModelRunner:
+    """The runner of the CPU, with the same limits."""
+    model = load_model(llama_folder, torch.float32, CPU, LIMITS.max_model_len)
+    return EagerRunner(model, cache(model), LIMITS, CPU)
+
+
+def interpreted_runner(llama_folder: Path, monkeypatch: pytest.MonkeyPatch) -> ModelRunner:
+    """Fused layers on the CPU, and no graph around what graphs launch."""
+    monkeypatch.setattr(compiled, "supports", lambda config: False)
+    monkeypatch.setattr(linear, "pack", lambda weight, bias: None)
+    config = model_config.load(llama_folder)
+    model = Decoder(config, torch.float32, CPU, LIMITS.max_model_len)
+    load_weights(llama_folder, dict(model.destinations()), frozenset(), model.sharding.share)
+    model.pack()
+    return without_graphs(model, monkeypatch)
+
+
+def without_graphs(model: Decoder, monkeypatch: pytest.MonkeyPatch) -> ModelRunner:
+    """The runner of CUDA with a model's fused layers; it launches what graphs would replay."""
+    from worker_svc.runner.cuda_runner import CudaRunner  # noqa: PLC0415 - Triton must interpret
+
+    model.fused = model._fuse()
+    runner = CudaRunner(model, cache(model), LIMITS, CPU)
+    graphs, decodes = runner._step_graphs, runner._decode_graphs
+    graphs._beginnings = {n: Launch(graphs._begin, graphs._layers, n) for n in graphs.sizes}
+    graphs._decodes = {
+        n: Launch(graphs._begin, graphs._layers, n, True) for n in graphs.decode_sizes
+    }
+    monkeypatch.setattr(graphs, "_endings", Launches(graphs._end))
+    monkeypatch.setattr(decodes, "_graphs", Launches(decodes._step))
+    return runner
+
+
+class Launch:
+    """In place of a graph."""
+
+    def __init__(self, work: object, *arguments: object) -> None:
+        self.replay = partial(work, *arguments)  # type: ignore[arg-type]
+
+
+class Launches:
+    """In place of the graphs of all variants."""
+
+    def __init__(self, work: object) -> None:
+        self._work = work
+
+    def __getitem__(self, variant: object) -> Launch:
+        return Launch(self._work, variant)
