@@ -1,12 +1,14 @@
 """Tokens per second with drafts, and without, on the same product.
 
     python -m bench.compare.speculation [--model FILE] [--method ngram suffix] [--streams 1 8]
-    python -m bench.compare.speculation --method draft_model [--draft-model FILE]
+    python -m bench.compare.speculation --method draft_model [--draft-model FILE] [--deepened 4]
 
 Prompts whose answers repeat them (edit this code, summarize this text, fill this JSON) are answered
 greedily, and prompts of random tokens at temperature 1, `--streams` at a time. Off and on run in
 turn, so that both see the same machine; outputs must be equal, token for token, or the run fails.
-Without --draft-model the model drafts for itself: every draft comes true, and none can pay.
+Without --draft-model the model drafts for itself: every draft comes true, and none can pay. With
+--deepened the model served has so many times its layers, of which the new ones add nothing: every
+draft comes true, and costs so much less than a token of the model served.
 """
 
 import argparse
@@ -19,16 +21,19 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pagewire
+from bench.harness.checkpoints import deepened
 from bench.harness.records import Results
 from bench.harness.repeating import REPEATING, random_prompts
 from bench.harness.services import ProductFailed, free_ports, settings
 from bench.harness.stack import started
-from default_model.folder import ensure_file
+from default_model.folder import ensure, ensure_file
 from pagewire.cli.launcher import services
 from pagewire.cli.launcher.options.draft_model import words_for_worker
 
+MAX_MODEL_LEN = 2048  # of a deepened model, whose blocks are large
 RANDOM_LENGTH, RANDOM_VOCABULARY = 200, 10_000
 REPEATED, RANDOM = "repeating", "random"
 
@@ -50,10 +55,15 @@ def main(arguments: Sequence[str]) -> int:
         config = {"method": method, "num_speculative_tokens": options.tokens}
         configs[method] = config
         if method == "draft_model":
-            draft = options.draft_model or options.model or ensure_file()
+            draft = options.draft_model or options.model
+            draft = draft or (ensure() if options.deepened else ensure_file())
             config["model"] = str(draft.absolute())
     is_equal = True
     with ExitStack() as stack:
+        if options.deepened:
+            deep = Path(stack.enter_context(TemporaryDirectory())) / "deep"
+            plain = options.model or ensure()
+            options.model = deepened(plain, deep, options.deepened, MAX_MODEL_LEN)
         clients = {
             name: stack.enter_context(_served(options, config)) for name, config in configs.items()
         }
@@ -72,6 +82,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     add("--model", type=Path, help="folder or GGUF file (default: the default model)")
     add("--method", nargs="+", default=["ngram"], choices=["ngram", "suffix", "draft_model"])
     add("--draft-model", type=Path, help="folder or GGUF file (default: the model itself)")
+    add("--deepened", type=int, metavar="TIMES", help="serve the folder's model with more layers")
     add("--tokens", type=int, default=4, help="num_speculative_tokens")
     add("--streams", type=int, nargs="+", default=[1], help="requests at a time")
     add("--max-tokens", type=int, default=160, help="of each answer")

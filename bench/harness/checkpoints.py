@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 
@@ -33,6 +33,7 @@ class CheckpointShape:
     is_tied: bool
 
 
+SILENT = ("o_proj.weight", "down_proj.weight")  # where these are 0, a layer adds nothing
 SHAPES = {
     "qwen3-0.6b": CheckpointShape(1024, 3072, 28, 16, 8, 128, 151_936, is_tied=True),
     "qwen3-8b": CheckpointShape(4096, 12_288, 36, 32, 8, 128, 151_936, is_tied=False),
@@ -140,6 +141,32 @@ def _parts(shape: CheckpointShape) -> Iterator[dict[str, tuple[int, ...]]]:
             "mlp.down_proj": (hidden, inner),
         }
         yield {f"model.layers.{layer}.{name}.weight": size for name, size in sizes.items()}
+
+
+def deepened(folder: Path, where: Path, times: int, max_model_len: int) -> Path:
+    """Writes the model of a folder with so many times its layers; returns `where`.
+
+    The new ones add nothing: it is as slow as a larger model, with the same outputs.
+    """
+    where.mkdir(parents=True)
+    for file in folder.iterdir():
+        if file.suffix not in (".safetensors", ".gguf") and file.name != "config.json":
+            shutil.copy(file, where)
+    config = json.loads((folder / "config.json").read_text())
+    num_layers = config["num_hidden_layers"]
+    config["num_hidden_layers"] = times * num_layers
+    config["max_position_embeddings"] = max_model_len
+    (where / "config.json").write_text(json.dumps(config))
+    tensors = {k: v for file in folder.glob("*.safetensors") for k, v in load_file(file).items()}
+    first = {k: v for k, v in tensors.items() if k.startswith("model.layers.0.")}
+    for layer in range(num_layers, times * num_layers):
+        for name, tensor in first.items():
+            copy = tensor.clone()
+            if name.endswith(SILENT):
+                copy.zero_()
+            tensors[name.replace("layers.0.", f"layers.{layer}.")] = copy
+    save_file(tensors, where / "model.safetensors", metadata={"format": "pt"})
+    return where
 
 
 def main(arguments: Sequence[str]) -> int:
