@@ -12,7 +12,7 @@ request whose masks take too much time ends.
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from functools import partial
@@ -32,8 +32,9 @@ MAX_THREADS = 8
 MAX_WAITING_CHECKS = 16  # threads that wait for the checking process
 # CPU time that a request's masks may take in all: so much, and for each token a little more.
 FREE_S, FREE_S_PER_TOKEN = 0.25, 0.005
-# After a fill that took this long, single masks are timed for some steps, one after the other.
-SLOW_FILL_S, NUM_TIMED_FILLS = 0.005, 16
+# After a fill that took this long, single masks are timed for some steps: of a step as many as take
+# so much, one after the other, before all others are filled side by side.
+SLOW_FILL_S, NUM_TIMED_FILLS, TIMED_S = 0.005, 16, 0.002
 
 
 @dataclass(slots=True)
@@ -206,20 +207,18 @@ class Grammars:
         problems: dict[int, str] = {}
         matchers: dict[int, Matcher] = {}
         with grammars.failures_as(RuntimeError, "a grammar's mask cannot be filled"):
-            began_s, is_timed = time.thread_time(), self._num_to_time > 0
+            began_s = time.thread_time()
             for index, (place, token_ids) in enumerate(zip(places, unread, strict=True)):
-                place_began_s = time.thread_time()
                 try:
                     matchers[index] = place.read(token_ids.tolist())
-                    if is_timed:
-                        _fill_one(matchers[index], masks, index)
-                        place.spend(time.thread_time() - place_began_s)
                 except (BadGrammar, grammars.BadVocabulary) as error:
                     problems[index] = str(error)
+            healthy = {index: m for index, m in matchers.items() if not m.is_error()}
+            timed = self._fill_timed(places, healthy, masks, problems)
+            others = [(m, index) for index, m in healthy.items() if index not in timed]
             began_fill_s = time.perf_counter()
-            healthy = [(m, index) for index, m in matchers.items() if not m.is_error()]
-            if healthy and not is_timed:
-                llguidance.numpy.fill_next_token_bitmask_par(self._threads(), healthy, masks)
+            if others:
+                llguidance.numpy.fill_next_token_bitmask_par(self._threads(), others, masks)
             fill_s = time.perf_counter() - began_fill_s + time.thread_time() - began_s
             self._num_to_time = NUM_TIMED_FILLS if fill_s > SLOW_FILL_S else self._num_to_time - 1
         for index, matcher in matchers.items():
@@ -227,6 +226,35 @@ class Grammars:
                 problems[index] = grammars.problem_of(matcher)
         masks[list(problems)] = 0  # a row without a token ends
         return Filled(masks.view(np.uint8), problems)
+
+    def _fill_timed(
+        self,
+        places: Sequence[GrammarPlace],
+        matchers: Mapping[int, Matcher],
+        masks: NDArray[np.int32],
+        problems: dict[int, str],
+    ) -> set[int]:
+        """Fills the masks of some rows one after the other, if they are to be timed; returns these.
+
+        Rows timed least often come first, of these those with the shortest outputs, so each has its
+        turn, and a new one soon. Adds the problems of rows whose masks have taken too long.
+        """
+        timed: set[int] = set()
+        if self._num_to_time <= 0:
+            return timed
+        began_s = before_s = time.thread_time()
+        for index in sorted(matchers, key=lambda i: (places[i].num_timed, places[i].num_read)):
+            llguidance.numpy.fill_next_token_bitmask(matchers[index], masks, index)
+            timed.add(index)
+            now_s = time.thread_time()
+            try:
+                places[index].spend(now_s - before_s)
+            except BadGrammar as error:
+                problems[index] = str(error)
+            before_s = now_s
+            if now_s - began_s > TIMED_S:
+                break
+        return timed
 
     def _threads(self) -> llguidance.LLExecutor:
         if self._executor is None:
@@ -245,11 +273,6 @@ def _tell(
     answer: Callable[[int, str], None], preparation_id: int, building: Future[Matcher]
 ) -> None:
     answer(preparation_id, _problem_of(building))
-
-
-def _fill_one(matcher: Matcher, masks: NDArray[np.int32], index: int) -> None:
-    if not matcher.is_error():
-        llguidance.numpy.fill_next_token_bitmask(matcher, masks, index)
 
 
 def _read(matcher: Matcher, token_ids: Sequence[int]) -> None:
