@@ -16,6 +16,9 @@ from scheduler_svc.speculation.pay import Batch, StepCosts, best_choice
 _AT_FIRST = 0.7  # the probability that a draft comes true, before any was verified
 _FADE = 0.9  # of it, with each new draft
 _LEAST = 0.2  # below it a request's drafts are not worth a row of the batch
+_LEAST_SAVED = (
+    0.1  # of a token's time: less may be noise, and to begin costs the reading of prompts
+)
 _FORESEEN = 256  # tokens of a request that may yet come, at most: many end before their limit
 _PERIODS = (8, 64)  # steps with drafts before one without: at first, and in the end
 _TRIED = 2  # steps with drafts that only try: in the first the draft model catches up
@@ -128,6 +131,8 @@ class ModelDrafter:
         batch, most = Batch(num_rows, len(drafting), mean), self._options.num_speculative_tokens
         draft_s = self._drafting.of(len(drafting)) or 0.0
         choice = best_choice(batch, most, self._plain, draft_s)
+        if choice.saved_s < _LEAST_SAVED * (self._plain.of(num_rows) or 0.0):
+            return 0, 0.0
         return choice.length, choice.saved_s
 
     def _is_worthwhile(self, sequence: Sequence, saved_s: float) -> bool:
