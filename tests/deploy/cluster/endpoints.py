@@ -55,6 +55,8 @@ class Services:
         self._store, self._network = store, network
         self._turns = itertools.count()
         self._relays: dict[tuple[str, int], asyncio.Server] = {}
+        # The loop alone does not keep a task that waits: it may be freed, which is a warning.
+        self._connections: set[asyncio.Task[None] | None] = set()
         self._loop = asyncio.new_event_loop()
         self._over = asyncio.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -111,11 +113,14 @@ class Services:
         self, key: tuple[str, int], about: tuple[str, str], port: Object
     ) -> asyncio.Server:
         async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            task = asyncio.current_task()
+            self._connections.add(task)
             try:
                 with contextlib.suppress(OSError):
                     await self._relay(about, port, reader, writer)
             finally:
                 writer.close()
+                self._connections.discard(task)
 
         return await asyncio.start_server(connected, *key)
 

@@ -21,6 +21,7 @@ from tests.worker_svc.quantized_checkpoints import (
 from worker_svc.models import load_model
 
 CPU = torch.device("cpu")
+BOUND = 2e-4  # of logits up to 3: sums of integers and of offsets are added in another order
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -33,7 +34,7 @@ def test_logits_and_tokens_are_those_of_the_dequantized_twin(
     found, tokens = logits_and_tokens(load_model(folder, torch.float32, CPU, MAX_MODEL_LEN))
     expected, wanted = logits_and_tokens(load_model(twin, torch.float32, CPU, MAX_MODEL_LEN))
     assert expected.abs().max() > 0.5  # logits near 0 would prove nothing
-    assert (found - expected).abs().max() < 1e-4
+    assert (found - expected).abs().max() < BOUND
     assert tokens == wanted
 
 
@@ -50,7 +51,7 @@ def test_layers_that_are_left_out_stay_as_they_are(
         assert f"{sorted(kept)[0]}.weight" in load_file(folder / "model.safetensors")
         found = logits_and_tokens(load_model(folder, torch.float32, CPU, MAX_MODEL_LEN))
         wanted = logits_and_tokens(load_model(twin, torch.float32, CPU, MAX_MODEL_LEN))
-        assert (found[0] - wanted[0]).abs().max() < 1e-4 and found[1] == wanted[1]
+        assert (found[0] - wanted[0]).abs().max() < BOUND and found[1] == wanted[1]
 
 
 def test_the_log_says_what_a_load_took_and_what_became_wide(
