@@ -173,6 +173,18 @@ class Product:
         return MessageToDict(answer, preserving_proto_field_name=True)
 
 
+def wait_until_all_is_free(product: Product) -> None:
+    """Waits until no request is live and every block is free: steps under way still hold some."""
+    deadline_s = time.monotonic() + patience(30)
+    while True:
+        status = product.status()
+        is_idle = not status.get("num_running") and not status.get("num_waiting")
+        if is_idle and status["num_free_blocks"] == status["num_blocks"]:
+            return
+        assert time.monotonic() < deadline_s, status
+        time.sleep(0.05)
+
+
 @pytest.fixture(scope="session")
 def model() -> Path:
     """The default model as a Hugging Face folder, from which transformers computes."""

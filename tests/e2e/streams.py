@@ -34,13 +34,15 @@ def requests(max_tokens: int, stop: str = "") -> list[inference_pb2.GenerateStre
         prompt = inference_pb2.Prompt(token_ids=inference_pb2.TokenIds(ids=ids))
         made.append(_request(prompt, [], temperature=0, max_tokens=max_tokens, ignore_eos=True))
     text = inference_pb2.Prompt(text="One, two, three, four, five, six, seven,")
+    # With seed 15 in place of 16 two tokens at position 101 score alike but for rounding: which one
+    # wins depends on whether a recovery has computed the cache before it anew.
     kinds: list[dict[str, object]] = [
         {"temperature": 1.0, "seed": 11, "ignore_eos": True},
         {"temperature": 0.8, "seed": 12, "top_p": 0.9, "top_k": 40, "ignore_eos": True},
         {"temperature": 0.9, "seed": 13, "presence_penalty": 1.0, "frequency_penalty": 0.5},
         {"temperature": 0.7, "seed": 14, "repetition_penalty": 1.3, "min_tokens": max_tokens // 2},
         {"temperature": 0.0, "logprobs": 2, "ignore_eos": True},
-        {"temperature": 1.0, "seed": 15, "logprobs": 0, "ignore_eos": True},
+        {"temperature": 1.0, "seed": 16, "logprobs": 0, "ignore_eos": True},
         {"temperature": 0.0},
     ]
     made += [_request(text, [], max_tokens=max_tokens, **kind) for kind in kinds]

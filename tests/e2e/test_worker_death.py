@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.conftest import Product
+from tests.e2e.conftest import Product, wait_until_all_is_free
 from tests.e2e.history import History
 from tests.e2e.streams import Streams, assert_unnoticed
 from tests.pace import patience
@@ -82,9 +82,7 @@ def num_losses(product: Product) -> int:
 
 def assert_all_is_free(product: Product) -> None:
     product.wait_until_ready()
-    status = product.status()
-    assert "num_running" not in status and "num_waiting" not in status
-    assert status["num_free_blocks"] == status["num_blocks"]
+    wait_until_all_is_free(product)
 
 
 def test_streams_survive_ten_kills_of_the_worker(

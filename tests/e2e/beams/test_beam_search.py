@@ -14,7 +14,7 @@ import torch
 from transformers import AutoModelForCausalLM, GenerationConfig
 
 import pagewire
-from tests.e2e.conftest import Product, serving
+from tests.e2e.conftest import Product, serving, wait_until_all_is_free
 from tests.pace import patience
 
 pytestmark = pytest.mark.slow
@@ -48,15 +48,6 @@ def oracle(tiny_model: Path) -> Iterator[Any]:
     torch.set_num_threads(1)
     yield AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32).eval()
     torch.set_num_threads(before)
-
-
-def until_no_block_is_held(product: Product) -> None:
-    """Waits until no request is live, and checks that every block is free."""
-    deadline = time.monotonic() + patience(30)
-    while (status := product.status()).get("num_running") or status.get("num_waiting"):
-        assert time.monotonic() < deadline, status
-        time.sleep(0.05)
-    assert status["num_free_blocks"] == status["num_blocks"]
 
 
 def search(
@@ -128,7 +119,7 @@ def test_twenty_prompts_have_the_outputs_of_transformers(
         num_stopped += sum(mine.finish_reason == "stop" for mine in found)
     assert num_stopped, "no output ended early: nothing was learned of ends"
     assert num_equal >= 0.9 * num_beams * len(PROMPTS), "too many close calls"
-    until_no_block_is_held(cramped)
+    wait_until_all_is_free(cramped)
 
 
 def crowd(sdk: pagewire.Client, index: int) -> pagewire.Completion:
@@ -165,7 +156,7 @@ def test_a_search_is_the_same_among_others_that_do_not_fit_and_when_the_worker_d
         for mine, theirs in zip(found, expected, strict=True):
             assert mine.cumulative_logprob == pytest.approx(theirs.cumulative_logprob, abs=1e-2)
         assert found[0].token_ids == expected[0].token_ids
-    until_no_block_is_held(cramped)
+    wait_until_all_is_free(cramped)
 
 
 def test_searches_that_end_early_leave_no_block(cramped: Product, sdk: pagewire.Client) -> None:
@@ -195,7 +186,7 @@ def test_searches_that_end_early_leave_no_block(cramped: Product, sdk: pagewire.
         cramped.grpcurl(cramped.scheduler_port, abort, data={"request_ids": ["mine"]})
     thread.join()
     assert [type(error) for error in ended] == [pagewire.Cancelled]
-    until_no_block_is_held(cramped)
+    wait_until_all_is_free(cramped)
 
 
 def test_over_http_it_is_the_same_search(cramped: Product, sdk: pagewire.Client) -> None:
