@@ -76,9 +76,9 @@ class ByFileOrProduct(LoadScopeScheduling):
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
     """With `-n auto`, one process more than there are cores: many tests wait for what they killed.
 
-    Those of --fast do not wait.
+    So do those of --fast: 44 s in place of 55 on two cores.
     """
-    return None if config.getoption("--fast") else (os.cpu_count() or 1) + 1
+    return (os.cpu_count() or 1) + 1
 
 
 @pytest.hookimpl(optionalhook=True)
