@@ -102,11 +102,6 @@ __device__ __forceinline__ Tile load_tile(const Attention& given, const int* tab
     return found;
 }
 
-__device__ __forceinline__ u32 chosen(u32 a, u32 b, u32 which) {
-    u32 r;
-    asm("prmt.b32 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "r"(which));
-    return r;
-}
 __device__ __forceinline__ u32 word_of(const uint4& from, int i) {
     return i == 0 ? from.x : i == 1 ? from.y : i == 2 ? from.z : from.w;
 }
@@ -199,8 +194,10 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
             // Two dims of a word, each of two tokens.
             const int w = pair / 2;
             const u32 which = pair % 2 ? 0x7362 : 0x5140;
-            const u32 first = chosen(word_of(now.values[0], w), word_of(now.values[1], w), which);
-            const u32 second = chosen(word_of(now.values[2], w), word_of(now.values[3], w), which);
+            const u32 first =
+                choose_bytes(word_of(now.values[0], w), word_of(now.values[1], w), which);
+            const u32 second =
+                choose_bytes(word_of(now.values[2], w), word_of(now.values[3], w), which);
 #pragma unroll
             for (int i = 0; i < 4; i++) sums[pair][i] *= shrink[i % 2];
             multiply_halves(sums[pair], widened_pair(first, 0), widened_pair(first, 1),

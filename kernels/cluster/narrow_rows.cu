@@ -39,11 +39,6 @@ struct Layer {
     float eps;
 };
 
-__device__ __forceinline__ u32 choose_bytes(u32 a, u32 b, u32 which) {
-    u32 r;
-    asm("prmt.b32 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "r"(which));
-    return r;
-}
 __device__ __forceinline__ u32 multiplied(u32 a, u32 b) {
     u32 r;
     asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));

@@ -38,6 +38,13 @@ __device__ __forceinline__ u32 packed(float x, float y) {
     return (u32)narrowed(x) | (u32)narrowed(y) << 16;
 }
 
+// Four of the bytes of a (0 to 3) and of b (4 to 7), the lowest first, by the nibbles of which.
+__device__ __forceinline__ u32 choose_bytes(u32 a, u32 b, u32 which) {
+    u32 r;
+    asm("prmt.b32 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "r"(which));
+    return r;
+}
+
 // Tensor cores, sums += a b. Of 16 rows a lane has rows lane / 4 and that + 8; of 8 columns it has
 // column lane / 4 of b, and columns 2 (lane % 4) and the next of the sums: [row, c], [row, c + 1],
 // [row + 8, c], [row + 8, c + 1].
