@@ -94,8 +94,7 @@ class Drafter:
 
     def _predicts(self, sequence: Sequence, course: _Course) -> bool:
         """Whether a request's tokens predict the next ones, and have done so well enough."""
-        request = sequence.request
-        if request.has_grammar or request.skip_speculation:  # masks follow tokens, one by one
+        if not sequence.request.takes_drafts:
             return False
         assert sequence.slot is not None
         num_known = self._num_known(sequence)

@@ -170,12 +170,9 @@ class ModelDrafter:
         return {s.slot: draft for s in sequences if s.slot is not None}
 
     def _decodes(self, sequence: Sequence) -> bool:
-        """Whether drafts may be made for it: its masks, if it has a grammar, follow its tokens."""
+        """Whether drafts may be made for it now."""
         assert sequence.slot is not None
-        request = sequence.request
-        if request.has_grammar or request.skip_speculation:
-            return False
-        return not self._core.view.is_prefilling[sequence.slot]
+        return sequence.request.takes_drafts and not self._core.view.is_prefilling[sequence.slot]
 
     def _verified(self, plan: StepPlan) -> list[int]:
         """Learns from the drafts of a step; returns each row's lag when it was planned."""

@@ -78,6 +78,11 @@ class Request:
     num_deaths: int = 0  # of other processes, while it ran there; it begins as a suspect
 
     @property
+    def takes_drafts(self) -> bool:
+        """Whether tokens may be drafted for it: the masks of a grammar follow tokens one by one."""
+        return not (self.has_grammar or self.skip_speculation)
+
+    @property
     def num_tokens(self) -> int:
         """Number of prompt tokens and output tokens so far."""
         output = self.output_token_ids
