@@ -50,7 +50,8 @@ def measured(decoder: Decoder, num_tokens: int) -> Tensor:
         max_seqlen_q=num_tokens,
         max_context_len=num_tokens,
     )
-    token_ids = torch.tensor(tokens(num_tokens, decoder.config.vocab_size), device=device)
+    vocab_size = decoder.sharding.whole.vocab_size
+    token_ids = torch.tensor(tokens(num_tokens, vocab_size), device=device)
     decoder.forward(token_ids, positions, cache, batch)
     layers = [_keys(cache.layer(i)[0], num_tokens) for i in range(decoder.config.num_layers)]
     return torch.stack([between(keys) for keys in layers]).contiguous()
