@@ -42,7 +42,8 @@ def restrict_rows(
     if num_rows:
         _restrict_kernel[(num_rows,)](
             logits, logits.stride(0), rows, masks_of_rows, was_finite.view(torch.uint8), masks,
-            masks.shape[1], has_choice.view(torch.uint8), vocab_size, LOWEST=_LOWEST, STEP=_STEP, num_warps=16,
+            masks.shape[1], has_choice.view(torch.uint8), vocab_size,
+            LOWEST=_LOWEST, STEP=_STEP, num_warps=16,
         )  # fmt: skip
     return has_choice
 
