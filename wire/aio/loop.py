@@ -18,6 +18,8 @@ import uvloop
 from grpc._cython import cygrpc  # type: ignore[attr-defined]
 
 _NO_COUNT = bytes(struct.calcsize("i"))
+# Of a grpc that has none of this name, every reader stays as it is.
+_QUEUE: Any = getattr(cygrpc, "PollerCompletionQueue", ())
 
 
 class GrpcLoop(uvloop.Loop):
@@ -33,7 +35,7 @@ class GrpcLoop(uvloop.Loop):
 
 def _is_of_grpc(callback: Any) -> bool:
     method = callback.func if isinstance(callback, partial) else callback
-    return isinstance(getattr(method, "__self__", None), cygrpc.PollerCompletionQueue)
+    return isinstance(getattr(method, "__self__", None), _QUEUE)
 
 
 def handle_all(reader: socket.socket, handle: Callable[[], None]) -> None:
