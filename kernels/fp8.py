@@ -4,6 +4,11 @@ A key or value x is stored as the FP8 number nearest to x / scale, ties to even,
 number times the scale. What is beyond the largest finite number becomes that number. What is not
 finite becomes NaN in both types, so that a step that computes it fails as it does without FP8.
 
+Keys may be stored less an offset for each head and channel, [Hkv, D] float32: x - offset, with x of
+the model's type, in place of x. An offset moves all scores of a query by the same amount, which
+softmax does not see, so nothing that reads a cache knows of it. Rounding is relative to the number
+stored: a channel whose keys are all about as large loses less in this way.
+
 A layer's scales are a table [4, Hkv] float32: of keys, of values, then their inverses, by which
 writers multiply. Each rank has the columns of its own heads.
 """
@@ -40,6 +45,22 @@ def check_scales(scales: Tensor | None, cache_dtype: torch.dtype, num_kv_heads: 
         raise ValueError(
             f"scales must be contiguous float32 [4, {num_kv_heads}], not {scales.dtype} "
             f"{tuple(scales.shape)}"
+        )
+
+
+def check_offsets(
+    offsets: Tensor | None, cache_dtype: torch.dtype, num_kv_heads: int, head_dim: int
+) -> None:
+    """Raises ValueError or TypeError unless offsets of keys, if any, suit a cache of this type."""
+    if offsets is None:
+        return
+    if not is_fp8(cache_dtype):
+        raise TypeError(f"a cache of {cache_dtype} has offsets of keys: FP8 alone has some")
+    shape = num_kv_heads, head_dim
+    if offsets.shape != shape or offsets.dtype != torch.float32 or not offsets.is_contiguous():
+        raise ValueError(
+            f"offsets must be contiguous float32 {list(shape)}, not {offsets.dtype} "
+            f"{tuple(offsets.shape)}"
         )
 
 

@@ -89,14 +89,16 @@ def write_kv(
     v_cache: Tensor,
     slot_mapping: Tensor,
     scales: Tensor | None = None,
+    key_offsets: Tensor | None = None,
 ) -> None:
     """Stores k and v [T, Hkv, D] in their slots [T]; negative slots are padding and skipped.
 
-    `scales` [4, Hkv] are for caches in FP8 (`fp8`).
+    `scales` [4, Hkv] and `key_offsets` [Hkv, D] are for caches in FP8 (`fp8`).
     """
     kept = slot_mapping >= 0
     if not bool(kept.all()):
         k, v, slot_mapping = k[kept], v[kept], slot_mapping[kept]
+    k = k if key_offsets is None else k.float() - key_offsets
     store(k, k_cache.flatten(0, 1), slot_mapping, None if scales is None else scales[2])
     store(v, v_cache.flatten(0, 1), slot_mapping, None if scales is None else scales[3])
 

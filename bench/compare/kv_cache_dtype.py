@@ -23,6 +23,7 @@ from pagewire.gguf import files
 from worker_svc.attention.batch import AttentionBatch
 from worker_svc.device.device import DTYPES, KV_DTYPES, resolve_kv_dtype
 from worker_svc.models.decoder import Decoder, load_model
+from worker_svc.startup import key_offsets
 
 TEXT = Path(__file__).parents[2] / "tests/default_model/prose.txt"
 KINDS = ("auto", *(name for name in KV_DTYPES if name != "fp8"))
@@ -48,6 +49,7 @@ def measure(
     for name in KINDS:
         kv_dtype = resolve_kv_dtype(name, dtype, device)
         model = load_model(folder, dtype, device, len(ids), kv_dtype=kv_dtype)
+        key_offsets.set_offsets(model, len(ids))
         logits = predictions(model, ids)  # [T - 1, vocab]
         best = logits.argmax(-1)
         expected = best if expected is None else expected

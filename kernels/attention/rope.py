@@ -8,7 +8,7 @@ Each head of q and k is normed where the model has q/k norms, then rotated (halv
 and values go straight to their cache slots; a negative slot is padding and is not written. With
 rms_of [T, N], each row of qkv counts divided by the root mean square of that row: what is left of a
 norm whose weight is in the product's. Caches in FP8 come with their scales, and hold the FP8 of
-what caches of the type of qkv would.
+what caches of the type of qkv would, of keys less their offsets [Hkv, D].
 """
 
 import torch
@@ -37,6 +37,7 @@ def norm_rope_write_kv(
     eps: float = 0.0,
     rms_of: torch.Tensor | None = None,
     kv_scales: torch.Tensor | None = None,
+    key_offsets: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Return the rotated queries and fill the caches; `qkv` is left as it was.
 
@@ -53,6 +54,7 @@ def norm_rope_write_kv(
     if k_cache.shape != v_cache.shape or k_cache.stride() != v_cache.stride():
         raise ValueError("k_cache and v_cache differ in shape or strides")
     check_types(qkv.dtype, k_cache, v_cache, kv_scales)
+    fp8.check_offsets(key_offsets, k_cache.dtype, num_kv_heads, head_dim)
     if cos_sin.shape[1] != head_dim or not cos_sin.is_contiguous():
         raise ValueError(f"cos_sin must be contiguous [P, {head_dim}], got {tuple(cos_sin.shape)}")
     if positions.shape != (num_tokens,) or slot_mapping.shape != (num_tokens,):
@@ -81,7 +83,7 @@ def norm_rope_write_kv(
         mantissa = 0
     _norm_rope_write_kv_kernel[(tiles, num_tokens)](
         qkv, rms_of, positions, cos_sin, slot_mapping, q_weight, k_weight, q, k_cache, v_cache,
-        kv_scales, eps,
+        kv_scales, key_offsets, eps,
         qkv.stride(0), *k_cache.stride()[:3],
         N=0 if rms_of is None else rms_of.shape[1],
         NUM_HEADS=num_heads,
@@ -91,6 +93,7 @@ def norm_rope_write_kv(
         HEADS=heads,
         STEP=FACTOR_STEP,
         NORM=q_weight is not None,
+        OFFSETS=key_offsets is not None,
         MANTISSA=mantissa,
         PDL=has_pdl(qkv),
         num_warps=max(1, heads // 4),
@@ -112,6 +115,7 @@ def _norm_rope_write_kv_kernel(
     k_cache_ptr: tl.tensor,
     v_cache_ptr: tl.tensor,
     kv_scales_ptr: tl.tensor,
+    offsets_ptr: tl.tensor,
     eps: tl.tensor,
     stride_qkv: tl.tensor,
     stride_block: tl.tensor,
@@ -125,6 +129,7 @@ def _norm_rope_write_kv_kernel(
     HEADS: tl.constexpr,
     STEP: tl.constexpr,
     NORM: tl.constexpr,
+    OFFSETS: tl.constexpr,  # of keys
     MANTISSA: tl.constexpr,  # bits of FP8 numbers; 0: the caches are of the type of qkv
     PDL: tl.constexpr,
 ) -> None:
@@ -184,8 +189,15 @@ def _norm_rope_write_kv_kernel(
         if MANTISSA > 0:
             inverses = kv_scales_ptr + tl.where(is_v, 3, 2) * NUM_KV_HEADS + heads
             inverse = tl.load(inverses, mask=heads < NUM_KV_HEADS, other=1.0)[:, None]
-            tl.store(to, fp8_bytes(x1, inverse, MANTISSA), mask=inside)
-            tl.store(to + HALF, fp8_bytes(x2, inverse, MANTISSA), mask=inside)
+            stored1 = x1.to(tl.float32)
+            stored2 = x2.to(tl.float32)
+            if OFFSETS:
+                offsets = offsets_ptr + (heads * D)[:, None] + half[None, :]
+                is_k = inside & (not is_v)
+                stored1 -= tl.load(offsets, mask=is_k, other=0.0)
+                stored2 -= tl.load(offsets + HALF, mask=is_k, other=0.0)
+            tl.store(to, fp8_bytes(stored1, inverse, MANTISSA), mask=inside)
+            tl.store(to + HALF, fp8_bytes(stored2, inverse, MANTISSA), mask=inside)
         else:
             tl.store(to, x1, mask=inside)
             tl.store(to + HALF, x2, mask=inside)

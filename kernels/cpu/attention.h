@@ -35,10 +35,11 @@ typedef struct {
     long rows, sequences;
 } attention;
 
-/* A layer of the cache. In FP8, `scales` [4, Hkv] are of keys, of values, and their inverses. */
+/* A layer of the cache. In FP8, `scales` [4, Hkv] are of keys, of values, and their inverses, and
+ * keys are stored less `offsets` [Hkv, D], where there are some. */
 typedef struct {
     cached *rows; /* [slots, 2, Hkv, D] */
-    const float *scales;
+    const float *scales, *offsets;
 } layer_cache;
 
 enum scale_kind { OF_KEYS, OF_VALUES, INVERSE_OF_KEYS, INVERSE_OF_VALUES };
@@ -90,9 +91,11 @@ static void write_part(const attention *a, const scalar *qkv, const scalar *qk_n
                          norm_of_head(a, qk_norm, num_heads + head), row, turned);
             const scalar *value = row_of_head(a, qkv, row, num_heads + num_kv + head);
             float k = scale_of(a, cache, INVERSE_OF_KEYS, head);
-            float v = scale_of(a, cache, INVERSE_OF_VALUES, head);
+            float v = scale_of(a, cache, INVERSE_OF_VALUES, head), offset[MAX_HEAD_DIM + LANES] = {0};
+            if (cache->offsets) memcpy(offset, cache->offsets + head * d, d * sizeof *offset);
             for (long i = 0; i < d; i += LANES) {
-                store_some_cached(slot + head * d + i, rounded(load_float(turned + i)), k, d - i);
+                vec key = rounded(load_float(turned + i)) - load_float(offset + i);
+                store_some_cached(slot + head * d + i, key, k, d - i);
                 store_some_cached(slot + (num_kv + head) * d + i, load_some(value + i, d - i), v,
                                   d - i);
             }

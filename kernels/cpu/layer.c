@@ -72,8 +72,8 @@ void silu_and_mul(const scalar *x, scalar *out, long rows, long size, int thread
 }
 
 void attend(const attention *a, const scalar *qkv, const scalar *qk_norm, cached *rows,
-            const float *scales, scalar *out, int threads) {
-    const layer_cache layer = {rows, scales}, *cache = &layer;
+            const float *scales, const float *offsets, scalar *out, int threads) {
+    const layer_cache layer = {rows, scales, offsets}, *cache = &layer;
 #pragma omp parallel num_threads(threads)
     {
         team me = this_thread();

@@ -162,7 +162,7 @@ class Library:
             library.add_rms_norm, *[pointer] * 4, c_long, c_long, c_float, c_int
         )
         self._silu_and_mul = _declare(library.silu_and_mul, pointer, pointer, c_long, c_long, c_int)
-        self._attend = _declare(library.attend, POINTER(AttentionArguments), *[pointer] * 5, c_int)
+        self._attend = _declare(library.attend, POINTER(AttentionArguments), *[pointer] * 6, c_int)
         self._decoder_block = _declare(
             library.decoder_block, POINTER(BlockArguments), POINTER(StreamArguments), c_int
         )
@@ -257,21 +257,26 @@ class Library:
         kv_rows: Tensor,
         kv_scales: Tensor | None,
         out: Tensor,
+        key_offsets: Tensor | None = None,
     ) -> None:
         """Applies QK norm and rotary embedding, writes the KV cache, attends: out [T, H D].
 
         qkv is [T, (H + 2 Hkv) D]; qk_norm [H + Hkv, D]; kv_rows [num_slots, 2, Hkv, D]; kv_scales
-        [4, Hkv] for a cache in FP8. Raises TypeError for a cache of another type.
+        [4, Hkv] and key_offsets [Hkv, D] for a cache in FP8 (`kernels.fp8`). Raises TypeError for a
+        cache of another type.
         """
         if kv_rows.dtype != self.kv_dtype:
             raise TypeError(f"a cache of {kv_rows.dtype}, the library is for {self.kv_dtype}")
-        fp8.check_scales(kv_scales, self.kv_dtype, int(arguments.num_kv_heads))
+        num_kv_heads, head_dim = int(arguments.num_kv_heads), int(arguments.head_dim)
+        fp8.check_scales(kv_scales, self.kv_dtype, num_kv_heads)
+        fp8.check_offsets(key_offsets, self.kv_dtype, num_kv_heads, head_dim)
         self._attend(
             arguments,
             qkv.data_ptr(),
             _at(qk_norm),
             kv_rows.data_ptr(),
             _at(kv_scales),
+            _at(key_offsets),
             out.data_ptr(),
             self._threads,
         )

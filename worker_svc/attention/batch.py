@@ -124,6 +124,8 @@ class AttentionStep:
         kv_rows, scales = self._kv_cache.rows(layer), self._kv_cache.scales(layer)
         k_rows, v_rows = kv_rows.unbind(1)
         _, _, k_inverse, v_inverse = (None,) * 4 if scales is None else scales
+        offsets = self._kv_cache.key_offsets(layer)
+        k = k if offsets is None else k.float() - offsets
         reference.store(k, k_rows, self._slots, k_inverse)
         reference.store(v, v_rows, self._slots, v_inverse)
         return reference.attend(q, kv_rows, self._plan, heads.scale, scales).flatten(1)

@@ -22,7 +22,7 @@ def block_bytes(
 class KVCache:
     """K and V of every layer; a token's V follows its K in memory, so that one read gets both.
 
-    A cache in FP8 has a table of scales for each layer (`kernels.fp8`).
+    A cache in FP8 has a table of scales for each layer, and offsets of keys (`kernels.fp8`).
     """
 
     def __init__(
@@ -35,8 +35,12 @@ class KVCache:
         dtype: torch.dtype,
         device: torch.device,
         scales: Tensor | None = None,
+        key_offsets: Tensor | None = None,
     ) -> None:
-        """`scales` [num_layers, 4, Hkv] are for FP8 alone; without them they are 1."""
+        """`scales` [num_layers, 4, Hkv] are for FP8 alone; without them they are 1.
+
+        `key_offsets` [num_layers, Hkv, D] are for FP8 alone, too; without them they are 0.
+        """
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.dtype = dtype
@@ -46,9 +50,12 @@ class KVCache:
         self.moved_dtype = torch.uint8 if fp8.is_fp8(dtype) else dtype
         self._blocks = _zeros(shape, self.moved_dtype, device)
         self._scales: tuple[Tensor, ...] | None = None
+        self._key_offsets: tuple[Tensor, ...] | None = None
         if fp8.is_fp8(dtype):
             ones = torch.ones((num_layers, 4, num_kv_heads), device=device)
             self._scales = (ones if scales is None else scales).unbind()
+            zeros = torch.zeros((num_layers, num_kv_heads, head_dim), device=device)
+            self._key_offsets = (zeros if key_offsets is None else key_offsets).unbind()
         self._layers = self._blocks.view(dtype).unbind()
         self._rows = [layer.flatten(0, 1) for layer in self._layers]
 
@@ -64,6 +71,10 @@ class KVCache:
     def scales(self, index: int) -> Tensor | None:
         """A layer's scales [4, Hkv] float32; None unless the cache is in FP8."""
         return None if self._scales is None else self._scales[index]
+
+    def key_offsets(self, index: int) -> Tensor | None:
+        """What a layer's keys are stored without, [Hkv, D] float32; None unless it is in FP8."""
+        return None if self._key_offsets is None else self._key_offsets[index]
 
     def read_blocks(self, block_ids: Tensor) -> Tensor:
         """A copy of blocks block_ids [n], as [n, *block_shape] of `moved_dtype`."""

@@ -148,7 +148,10 @@ class CompiledDecoder:
         for index, (layer, block) in enumerate(zip(self._layers, self._blocks, strict=True)):
             kv_rows = kv_cache.rows(index)
             kv_scales = kv_cache.scales(index)
-            self._library.attend(arguments, qkv, layer.qk_norm, kv_rows, kv_scales, attended)
+            offsets = kv_cache.key_offsets(index)
+            self._library.attend(
+                arguments, qkv, layer.qk_norm, kv_rows, kv_scales, attended, offsets
+            )
             self._library.decoder_block(block, stream)
         return hidden
 

@@ -90,6 +90,7 @@ class Decoder:
         self.dtype = dtype  # of weights
         self.kv_dtype = kv_dtype or dtype
         self.kv_scales: Tensor | None = None  # [L, 4, Hkv], of a cache in FP8; None: all are 1
+        self.key_offsets: Tensor | None = None  # [L, Hkv, D], of a cache in FP8; None: 0
         self._activation_dtype = activation_dtype(dtype, device)  # where neither kernels run
         self.device = device
         self.heads = HeadLayout(config.num_heads, config.num_kv_heads, config.head_dim)
@@ -153,6 +154,7 @@ class Decoder:
             dtype=self.kv_dtype,
             device=self.device,
             scales=self.kv_scales,
+            key_offsets=self.key_offsets,
         )
 
     @torch.inference_mode()

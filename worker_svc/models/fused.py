@@ -247,7 +247,7 @@ class FusedDecoder:
         q_norm, k_norm = layer.qk_norms or (None, None)
         return norm_rope_write_kv(
             qkv, positions, self._cos_sin, k_cache, v_cache, batch.slot_mapping,
-            q_norm, k_norm, self._eps, rms_of, kv_cache.scales(index),
+            q_norm, k_norm, self._eps, rms_of, kv_cache.scales(index), kv_cache.key_offsets(index),
         )  # fmt: skip
 
     def _close(

@@ -28,7 +28,7 @@ from worker_svc.quantization import registry
 from worker_svc.runner.eager_runner import EagerRunner
 from worker_svc.runner.model_runner import ModelRunner
 from worker_svc.sampling.grammars import Grammars
-from worker_svc.startup import draft_model, kv_scales, kv_sizing, precompile
+from worker_svc.startup import draft_model, key_offsets, kv_scales, kv_sizing, precompile
 from worker_svc.startup.description import TOKENIZER, Description, ModelFacts, facts_of
 from worker_svc.startup.draft_model import LoadedDraft
 from worker_svc.startup.precompile import Precompile
@@ -132,6 +132,9 @@ def build_runner(config: WorkerConfig, model: LoadedModel, num_blocks: int) -> M
     """
     finish_compiling(model)
     group = model.decoder.group
+    # Before anything is tuned, which may turn out otherwise at the next start.
+    for one in (model.decoder, *([] if model.draft is None else [model.draft.decoder])):
+        key_offsets.set_offsets(one, model.facts.max_model_len)
     _choose_attention(config, model)
     _choose_gemm_algorithms(config, model)
     _choose_cluster_layers(config, model)

@@ -97,7 +97,7 @@ def test_a_step_whose_shape_the_device_knows(kv_dtype, device, paged, assert_clo
     assert_close(out, batch.attention(q, starts, 0.2))
 
 
-def write(qkv, kv_dtype, kv_heads, dim, slots, scales, weights=(None, None)):
+def write(qkv, kv_dtype, kv_heads, dim, slots, scales, weights=(None, None), offsets=None):
     """(q, k_cache, v_cache) of a cache of 4 blocks with this type."""
     cache = torch.zeros(4, 16, 2, kv_heads, dim, dtype=torch.uint8, device=qkv.device)
     cache = cache.view(kv_dtype) if kv_dtype in fp8.LARGEST else cache.to(kv_dtype)
@@ -106,8 +106,9 @@ def write(qkv, kv_dtype, kv_heads, dim, slots, scales, weights=(None, None)):
     angles = torch.arange(99)[:, None] * torch.linspace(0, 1, dim // 2)
     cos_sin = torch.cat((angles.cos(), angles.sin()), dim=1).to(qkv.device)
     q = norm_rope_write_kv(
-        qkv, positions, cos_sin, k_cache, v_cache, slots, *weights, eps=1e-6, kv_scales=scales
-    )
+        qkv, positions, cos_sin, k_cache, v_cache, slots, *weights, eps=1e-6, kv_scales=scales,
+        key_offsets=offsets,
+    )  # fmt: skip
     return q, k_cache, v_cache
 
 
@@ -122,13 +123,18 @@ def test_what_is_stored_is_the_fp8_of_what_would_be(tokens, dtype, kv_dtype, dev
     slots[1] = -1
     weights = [torch.randn(dim, device=device).to(dtype) for _ in range(2)]
     scales = table_of(kv_heads, device)
-    q, *caches = write(qkv, kv_dtype, kv_heads, dim, slots, scales, weights)
+    offsets = torch.randn(kv_heads, dim, device=device) * 5
+    q, *caches = write(qkv, kv_dtype, kv_heads, dim, slots, scales, weights, offsets)
     plain_q, *plain = write(qkv, dtype, kv_heads, dim, slots, None, weights)
     if device.type == "cuda":  # two kernels, of which one may round product and sum at once
         torch.testing.assert_close(q, plain_q)
     else:
         assert torch.equal(q, plain_q)
     for side, (stored, exact) in enumerate(zip(caches, plain, strict=True)):
+        if side == 0:  # slots that nothing was written to hold 0
+            written = exact.new_zeros(exact.shape[:2], dtype=torch.bool)
+            written.view(-1)[slots[slots >= 0]] = True
+            exact = torch.where(written[..., None, None], exact.float() - offsets, 0.0)
         wanted = fp8.narrowed(exact, scales[2 + side], kv_dtype)
         differs = stored.view(torch.uint8) != wanted.view(torch.uint8)
         assert differs.float().mean() <= (1e-3 if device.type == "cuda" else 0.0)

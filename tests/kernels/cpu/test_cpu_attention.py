@@ -53,6 +53,7 @@ class Step:
         )
         self.cache = randn(dtype, (sum(widths) + 1) * BLOCK_SIZE, 2, num_kv, dim, seed=2)
         self.kv_scales: Tensor | None = None
+        self.key_offsets: Tensor | None = None
         self.qkv = randn(dtype, sum(num_new), (num_heads + 2 * num_kv) * dim, seed=3)
         angles = torch.arange(max(contexts))[:, None] / 10 ** torch.linspace(0, 3, dim // 2)
         self.cos_sin = torch.cat((angles.cos(), angles.sin()), 1)
@@ -87,7 +88,8 @@ class Step:
             self.starts.data_ptr(), len(self.qkv), len(self.lens),
         )  # fmt: skip
         out = self.qkv.new_empty((len(self.qkv), num_heads * heads.dim))
-        library.attend(arguments, self.qkv, self.qk_norm, cache, self.kv_scales, out)
+        offsets = self.key_offsets
+        library.attend(arguments, self.qkv, self.qk_norm, cache, self.kv_scales, out, offsets)
         return out, cache
 
 

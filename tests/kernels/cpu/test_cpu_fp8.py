@@ -51,7 +51,7 @@ def plain_twin(step: Step, dtype: torch.dtype) -> Step:
     vars(twin).update(vars(step))
     assert step.kv_scales is not None
     twin.cache = fp8.widened(step.cache, step.kv_scales[:2], dtype)
-    twin.kv_scales = None
+    twin.kv_scales = twin.key_offsets = None
     return twin
 
 
@@ -93,6 +93,34 @@ def test_single_tokens_and_parts_of_prompts(
 ) -> None:
     contexts = [1, BLOCK_SIZE - 1, BLOCK_SIZE, 33, 40, 77, 100]
     check(libraries, make(libraries[0], heads, contexts, [1, 1, 1, 1, 40, 33, 3]))
+
+
+@pytest.mark.parametrize("dim", [16, 24, 64])
+def test_keys_are_stored_less_their_offsets(libraries: tuple[Library, Library], dim: int) -> None:
+    library, plain = libraries
+    step = make(library, Heads(3, 2, dim, has_norm=True), [40, 33, 9], [1, 33, 9])
+    step.key_offsets = torch.randn((2, dim), generator=torch.Generator().manual_seed(3)) * 3
+    assert step.kv_scales is not None
+    _, cache = step.run(library)
+    _, exact = plain_twin(step, library.dtype).run(plain)
+    whole = exact[step.slots].float()
+    whole[:, 0] -= step.key_offsets
+    wanted = fp8.narrowed(whole, step.kv_scales[2:], library.kv_dtype)
+    assert torch.equal(as_bytes(cache[step.slots]), as_bytes(wanted))
+
+
+def test_offsets_of_another_shape_or_for_another_cache_are_refused(
+    libraries: tuple[Library, Library],
+) -> None:
+    library, plain = libraries
+    step = make(library, Heads(1, 1, 16, has_norm=False), [3], [3])
+    step.key_offsets = torch.zeros(1, 8)
+    with pytest.raises(ValueError, match=r"offsets must be contiguous float32 \[1, 16\]"):
+        step.run(library)
+    own = Step(plain.dtype, Heads(1, 1, 16, has_norm=False), [3], [3])
+    own.key_offsets = torch.zeros(1, 16)
+    with pytest.raises(TypeError, match="has offsets of keys"):
+        own.run(plain)
 
 
 def test_every_float_is_stored_as_the_reference_stores_it(
