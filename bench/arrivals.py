@@ -8,7 +8,8 @@ computed; `host` is what a launch takes of the compute thread. A prompt alone is
 computes for its first token. A mixed step has rows that decode at the given context as well, and is
 as long as the pause in all their streams. With `--asking`, decode steps some rows of which ask for
 logprobs, a penalty, a grammar, or all three, and the same steps without, two in flight as they are
-when served.
+when served; `mask` is what filling the newest step's masks took on the host. The grammar is one
+that allows almost every token, or a JSON schema where a line says so.
 """
 
 import argparse
@@ -21,8 +22,10 @@ from typing import Any
 
 import numpy as np
 
+from bench.grammars import PERSON
 from bench.harness import checkpoints, spelling
 from bench.harness.records import Results, add_json, spread
+from gateway.structure.structure import JsonSchema
 from worker_svc.config import GEMM_ALGORITHMS, WorkerConfig
 from worker_svc.protocol.step import NewSequence, RowSampling, StepInput, StepOutput
 from worker_svc.runner.model_runner import ModelRunner, Pending
@@ -35,9 +38,11 @@ PLAIN = RowSampling()
 LOGPROBS = RowSampling(num_top_logprobs=5)
 PENALTY = RowSampling(presence_penalty=0.5, frequency_penalty=0.5)
 GRAMMAR = RowSampling(grammar=spelling.LONG_TEXT)
+PEOPLE = {"type": "array", "items": PERSON, "minItems": 50}  # longer than a measurement
+SCHEMA = RowSampling(grammar=JsonSchema("", PEOPLE).to_grammar())
 ALL = replace(PENALTY, num_top_logprobs=5, grammar=spelling.LONG_TEXT)
 WARM_STEPS = 3
-FIELDS = ("step_us", "device_us", "host_us")
+FIELDS = ("step_us", "device_us", "host_us", "mask_us")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +52,7 @@ class StepSample:
     step_us: float
     device_us: float
     host_us: float
+    mask_us: float = 0.0  # filling the masks of grammars, without the wait for the tokens before
 
 
 class Steps:
@@ -70,10 +76,11 @@ class Steps:
         for _ in range(times):
             pending.append(self._launch(fields))
             launched, host_us = pending.popleft()
-            parts.append((_wait(launched), host_us))
+            device_us = _wait(launched)
+            parts.append((device_us, host_us, self._runner.state.grammars.last_fill_s * 1e6))
         step_us = (time.perf_counter() - started) / times * 1e6
         _wait(pending.popleft()[0])
-        return [StepSample(step_us, device_us, host_us) for device_us, host_us in parts]
+        return [StepSample(step_us, *part) for part in parts]
 
     def _launch(self, fields: Mapping[str, Any]) -> tuple[StepOutput | Pending, float]:
         self._step_id += 1
@@ -140,6 +147,7 @@ def asking(
     new = tuple(
         _sequence(slot, context, context - 1, room, kind) for slot, kind in enumerate(kinds)
     )
+    runner.state.grammars.last_fill_s = 0.0
     steps.run(new_sequences=new, slots=rows, num_scheduled=ones)
     for _ in range(WARM_STEPS):
         steps.run(slots=rows, num_scheduled=ones)
@@ -185,7 +193,7 @@ def main(arguments: Sequence[str]) -> int:
         warm_s = time.perf_counter() - started
         graph_gib = getattr(runner, "graph_bytes", 0) / (1 << 30)
         told.say(f"warm after {warm_s:.1f} s; graphs take {graph_gib:.2f} GiB")
-    told.say(f"{'step':>24} {'step us':>9} {'device us':>10} {'host us':>8}")
+    told.say(f"{'step':>24} {'step us':>9} {'device us':>10} {'host us':>8} {'mask us':>8}")
     given = {"shape": options.shape, "layers": options.layers, "context": options.context}
     told.add(
         "arrivals_start", given | {"warm_s": round(warm_s, 2), "graph_gib": round(graph_gib, 2)}
@@ -212,6 +220,8 @@ def asked() -> list[tuple[str, list[RowSampling]]]:
         ("one penalty", [PENALTY, *plain[1:]]),
         ("one grammar", [GRAMMAR, *plain[1:]]),
         ("one of each", [LOGPROBS, PENALTY, GRAMMAR, *plain[3:]]),
+        ("one JSON schema", [SCHEMA, *plain[1:]]),
+        ("one of each, JSON schema", [LOGPROBS, PENALTY, SCHEMA, *plain[3:]]),
         ("all logprobs", [LOGPROBS] * NUM_ASKED),
         ("all penalty", [PENALTY] * NUM_ASKED),
         ("all grammar", [GRAMMAR] * NUM_ASKED),
@@ -224,11 +234,11 @@ def _tell(
 ) -> None:
     """The median of each repetition, and their median."""
     values = {
-        name: spread([float(np.median([asdict(one)[name] for one in run])) for run in runs], 1)
-        for name in FIELDS
+        field: spread([float(np.median([asdict(one)[field] for one in run])) for run in runs], 1)
+        for field in FIELDS
     }
-    step, device, host = (values[name]["median"] for name in FIELDS)
-    told.say(f"{name:>24} {step:9.0f} {device:10.0f} {host:8.0f}")
+    step, device, host, mask = (values[field]["median"] for field in FIELDS)
+    told.say(f"{name:>24} {step:9.0f} {device:10.0f} {host:8.0f} {mask:8.0f}")
     told.add("arrivals", given | values)
 
 

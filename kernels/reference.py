@@ -353,3 +353,23 @@ def paged_decode_attention(
     return paged_attention(
         q, k_cache, v_cache, block_tables, context_lens, cu_seqlens_q, 1, scale, kv_scales
     )
+
+
+def restrict_rows(
+    logits: Tensor, rows: Tensor, masks_of_rows: Tensor, was_finite: Tensor, masks: Tensor
+) -> Tensor:
+    """Of each row only what its mask allows, NaN if that is nothing; returns `has_choice` [N].
+
+    What is not allowed has the lowest finite logit. Only the first logit of a row becomes NaN.
+    """
+    changed = logits[rows]
+    bits = (masks[:, :, None] >> torch.arange(32, dtype=torch.int32)) & 1
+    forbidden = bits.flatten(1)[masks_of_rows.clamp(min=0), : logits.shape[1]] == 0
+    changed[forbidden & (masks_of_rows >= 0)[:, None]] = float("-inf")
+    largest = changed.amax(-1)
+    has_choice = largest != float("-inf")
+    finite = was_finite & (largest.isfinite() | ~has_choice)
+    changed.clamp_(min=torch.finfo(torch.float32).min)
+    changed[~(finite & has_choice), 0] = float("nan")
+    logits[rows] = changed
+    return has_choice | ~finite

@@ -12,7 +12,7 @@
 #include "primitives.cuh"
 
 #ifndef WARPS
-#define WARPS 4  // of a block
+#define WARPS 3  // of a block
 #endif
 #define DIMS 128
 #define TILE 16            // tokens
@@ -81,11 +81,18 @@ struct Places {
     int key, eight, value, one;  // bytes; `eight` and `one`: that many tokens further
 };
 
-__device__ __forceinline__ Tile load_tile(const Attention& given, const int* table, int tile,
-                                          int length, int t, const Places& at) {
+// The blocks of the next 32 tiles of a warp, one a lane. They are asked for long before their use,
+// since where memory has much to do, whatever is waited for takes microseconds.
+__device__ __forceinline__ int load_blocks(const Attention& given, const int* table, int first_tile) {
+    const int block = (first_tile + threadIdx.x % 32 * WARPS) * TILE >> given.block_bits;
+    return block < given.table_stride ? table[block] : 0;
+}
+
+__device__ __forceinline__ Tile load_tile(const Attention& given, int block, int tile, int length,
+                                          int t, const Places& at) {
     Tile found;
     const int first = tile * TILE, in_block = first & ((1 << given.block_bits) - 1);
-    const i64 start = table[first >> given.block_bits] * given.block_stride + in_block * at.one;
+    const i64 start = block * given.block_stride + in_block * at.one;
     const unsigned char* key = given.keys + start + at.key;
     const unsigned char* value = given.values + start + at.value;
 #pragma unroll
@@ -113,29 +120,34 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
     const int g = lane / 4, t = lane % 4;
     const int head = blockIdx.x % given.num_kv_heads;
     const i64 sequence = blockIdx.x / given.num_kv_heads;
-    const int length = given.lengths[sequence];
     const int* table = given.tables + sequence * given.table_stride;
+    // Tables and lengths are written before a step's embedding, which has ended.
+    int blocks = load_blocks(given, table, warp);
+    int more_blocks = load_blocks(given, table, warp + 32 * WARPS);
+    const int length = given.lengths[sequence];
     const int num_tiles = UP(length, TILE);
     const int stride = given.token_stride, start = head * given.head_stride;
     const Places at = {start + g * stride + 16 * t, 8 * stride, start + 2 * t * stride + 16 * g,
                        stride};
     wait_for_the_kernel_before();
 
+    const u16* row = given.q + sequence * given.q_stride + (head * given.group + g) * DIMS + 16 * t;
+    uint4 queries[4] = {};
+    if (g < given.group)
+#pragma unroll
+        for (int i = 0; i < 4; i++) queries[i] = *(const uint4*)(row + 64 * (i / 2) + 8 * (i % 2));
     Tile next;
-    if (warp < num_tiles) next = load_tile(given, table, warp, length, t, at);
+    if (warp < num_tiles)
+        next = load_tile(given, __shfl_sync(FULL, blocks, 0), warp, length, t, at);
 
     // Queries as float16: the largest value of a head becomes 1.
     u32 q[2][4][2];
     float largest = 0.0f, wide[2][16];
-    const u16* row = given.q + sequence * given.q_stride + (head * given.group + g) * DIMS + 16 * t;
 #pragma unroll
     for (int c = 0; c < 2; c++) {
-        uint4 both[2] = {};
-        if (g < given.group)
-            both[0] = *(const uint4*)(row + 64 * c), both[1] = *(const uint4*)(row + 64 * c + 8);
 #pragma unroll
         for (int i = 0; i < 8; i++) {
-            const u32 pair = word_of(both[i / 4], i % 4);
+            const u32 pair = word_of(queries[2 * c + i / 4], i % 4);
             wide[c][2 * i] = low(pair), wide[c][2 * i + 1] = high(pair);
             largest = fmaxf(largest, fmaxf(fabsf(low(pair)), fabsf(high(pair))));
         }
@@ -159,9 +171,14 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
     }
 
     float sums[PAIRS][4] = {};  // of dims 16 g + 2 pair and the next, by these heads
-    for (int tile = warp; tile < num_tiles; tile += WARPS) {
+    for (int tile = warp, round = 1; tile < num_tiles; tile += WARPS, round++) {
         const Tile now = next;
-        if (tile + WARPS < num_tiles) next = load_tile(given, table, tile + WARPS, length, t, at);
+        if (round % 32 == 0) {
+            blocks = more_blocks;
+            more_blocks = load_blocks(given, table, tile + 33 * WARPS);
+        }
+        const int block = __shfl_sync(FULL, blocks, round % 32);
+        if (tile + WARPS < num_tiles) next = load_tile(given, block, tile + WARPS, length, t, at);
         float scores[4] = {};  // of tokens g and g + 8 by heads
 #pragma unroll
         for (int c = 0; c < 2; c++)

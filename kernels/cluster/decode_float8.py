@@ -18,7 +18,8 @@ from kernels import fp8
 from kernels.cluster.program import CannotCompile, Kernel, Launch, Program
 
 SOURCE = Path(__file__).with_name("decode_float8.cu")
-WARPS = 4  # of a block
+# Warps of a block, and how many such blocks a multiprocessor holds.
+_RESIDENT = {3: 4, 2: 6}
 _DIMS = 128
 _MOST_HEADS = 8  # of queries that share a KV head
 _TILE = 16  # tokens
@@ -74,8 +75,13 @@ class DecodeFloat8:
 
     def __init__(self, dtype: torch.dtype, kept: Path | None = None) -> None:
         """What is compiled is kept in a folder for the next start. Raises CannotCompile."""
-        defines = {"WARPS": WARPS, "IS_E5M2": int(dtype == torch.float8_e5m2)}
-        self._program = Program(SOURCE, defines, kept)
+        is_e5m2 = int(dtype == torch.float8_e5m2)
+        self._programs = {
+            warps: Program(SOURCE, {"WARPS": warps, "IS_E5M2": is_e5m2}, kept)
+            for warps in _RESIDENT
+        }
+        device = torch.cuda.current_device()
+        self._processors = torch.cuda.get_device_properties(device).multi_processor_count
         self._kernels: dict[int, Kernel] = {}  # by number of blocks
 
     def attend(
@@ -113,9 +119,20 @@ class DecodeFloat8:
 
     def _kernel(self, num_blocks: int) -> Kernel:
         if num_blocks not in self._kernels:
-            launch = Launch(num_blocks, 1, WARPS * 32)
-            self._kernels[num_blocks] = self._program.kernel("attend", launch)
+            warps = warps_for(num_blocks, self._processors)
+            launch = Launch(num_blocks, 1, warps * 32)
+            self._kernels[num_blocks] = self._programs[warps].kernel("attend", launch)
         return self._kernels[num_blocks]
+
+
+def warps_for(num_blocks: int, num_processors: int) -> int:
+    """Warps of a block: as leave fewest places empty when the last blocks run."""
+
+    def places(warps: int) -> int:
+        at_once = _RESIDENT[warps] * num_processors
+        return -(-num_blocks // at_once) * at_once
+
+    return min(_RESIDENT, key=places)
 
 
 def kernel_for(q: Tensor, k_cache: Tensor, kept: Path | None = None) -> DecodeFloat8 | None:

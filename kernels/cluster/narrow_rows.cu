@@ -10,75 +10,11 @@
 // and multiplies by tensor cores. The order of columns within is free, so a lane has neighbouring
 // ones and loads 16 bytes at once. The first bytes are asked for before the wait for the kernel
 // that computes x. Sums are float32, in an order that depends on shapes alone.
-#include "primitives.cuh"
-
-// What bytes are: one of these is STORED. BY_GROUPS: each group of columns has a scale of its own,
-// else a whole row has one.
-#define FLOAT8 0
-#define INT4 1
-#define INT8 2
+#include "narrow.cuh"
 
 #ifndef WARPS
 #define WARPS 8  // of a block
 #endif
-#define OUTPUTS 16  // of a block
-#define SEGMENT 64  // bytes of a row that a warp takes at once
-
-struct Layer {
-    const u16* x;
-    const unsigned char* weight;  // [N, bytes]
-    const float* scales;          // [N, groups]
-    const float* offsets;         // [N, groups] of integers
-    const u16* norm;              // [K]
-    const u16* bias;              // [N] or none
-    const u16* residual;          // [M, N] or none
-    u16* out;
-    i64 x_stride;
-    int num_rows, num_outputs, num_columns, num_bytes;  // outputs and bytes of a row of the weight
-    int num_groups, group_bits;                         // a group has 1 << group_bits columns
-    float eps;
-};
-
-__device__ __forceinline__ u32 multiplied(u32 a, u32 b) {
-    u32 r;
-    asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
-    return r;
-}
-
-// Four e4m3 numbers: exponent and mantissa stand at the same places of a bfloat16 that counts
-// 2^120 times less, also where they are subnormal.
-__device__ __forceinline__ void widen_float8(u32 bytes, u32 (&pairs)[2]) {
-    const u32 two_to_120 = 0x7b807b80u;
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-        u32 top = choose_bytes(bytes, 0, i ? 0x3424 : 0x1404);
-        u32 small = (top & 0x80008000u) | (top >> 4 & 0x07f007f0u);
-        pairs[i] = multiplied(small, two_to_120);
-    }
-}
-
-// What four values of one group count as: computed in float32, then rounded once.
-template <int KIND>
-__device__ __forceinline__ void widen_scaled(u32 bytes, float scale, float offset,
-                                             u32 (&pairs)[2]) {
-    float wide[4];
-    if (KIND == FLOAT8) {
-        widen_float8(bytes, pairs);
-        wide[0] = low(pairs[0]), wide[1] = high(pairs[0]);
-        wide[2] = low(pairs[1]), wide[3] = high(pairs[1]);
-    }
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        // The byte as the last whole number of 128 or 2^23, plus it.
-        if (KIND == INT4)
-            wide[i] = __uint_as_float(choose_bytes(bytes, 0x43000000u, 0x7044 | i << 8)) - 128.0f;
-        if (KIND == INT8)
-            wide[i] = __uint_as_float(choose_bytes(bytes, 0x4b000000u, 0x7440 | i)) - 8388608.0f;
-        wide[i] = KIND == FLOAT8 ? wide[i] * scale : fmaf(wide[i], scale, offset);
-    }
-    pairs[0] = packed(wide[0], wide[1]);
-    pairs[1] = packed(wide[2], wide[3]);
-}
 
 __device__ __forceinline__ uint4 load_once(const unsigned char* from) {
     uint4 r;
@@ -88,49 +24,13 @@ __device__ __forceinline__ uint4 load_once(const unsigned char* from) {
     return r;
 }
 
-// 16 columns of x.
-struct Columns {
-    u32 pairs[8];
-};
-__device__ __forceinline__ Columns load_columns(const u16* from) {
-    const uint4 *at = (const uint4*)from, a = at[0], b = at[1];
-    return {{a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w}};
-}
-
 // 16 bytes of one output, with scale and offset of their group.
 struct Piece {
     uint4 bytes;
     float scale, offset;
 };
 
-// Adds 16 columns of two outputs, times those of x, to the sums. Nibbles are the lower halves of
-// bytes, or the upper ones.
-template <int KIND, bool GROUPED, int TILES>
-__device__ __forceinline__ void add_columns(float (&sums)[TILES][4], const Piece& row,
-                                            const Piece& row8, int half,
-                                            const Columns (&x)[TILES]) {
-    const u32 words[4] = {row.bytes.x, row.bytes.y, row.bytes.z, row.bytes.w};
-    const u32 words8[4] = {row8.bytes.x, row8.bytes.y, row8.bytes.z, row8.bytes.w};
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        u32 a[2], b[2], from = words[i], from8 = words8[i];
-        if (KIND == INT4)
-            from = from >> (4 * half) & 0x0f0f0f0fu, from8 = from8 >> (4 * half) & 0x0f0f0f0fu;
-        if (GROUPED) {
-            widen_scaled<KIND>(from, row.scale, row.offset, a);
-            widen_scaled<KIND>(from8, row8.scale, row8.offset, b);
-        } else {
-            widen_float8(from, a);
-            widen_float8(from8, b);
-        }
-#pragma unroll
-        for (int tile = 0; tile < TILES; tile++)
-            multiply16(sums[tile], a[0], b[0], a[1], b[1], x[tile].pairs[2 * i],
-                       x[tile].pairs[2 * i + 1]);
-    }
-}
-
-template <int KIND, bool GROUPED, bool NORM, bool GATED, int TILES>
+template <int KIND, int BY, bool NORM, bool GATED, int TILES>
 __device__ __forceinline__ void run(const Layer& layer) {
     constexpr int HALVES = KIND == INT4 ? 2 : 1;  // columns in a byte
     constexpr int PARTS = GATED ? 2 : 1;
@@ -144,8 +44,9 @@ __device__ __forceinline__ void run(const Layer& layer) {
     const int first = blockIdx.x * OUTPUTS;
     const int num_gated = GATED ? layer.num_outputs / 2 : layer.num_outputs;
     const int num_segments = layer.num_bytes / SEGMENT;
-    const int per_warp = UP(UP(num_segments, AHEAD), WARPS) * AHEAD;
-    const int begin = warp * per_warp, end = min(begin + per_warp, num_segments);
+    const int per_warp = UP(num_segments, WARPS);
+    const int begin = min(warp * per_warp, num_segments);
+    const int end = min(begin + per_warp, num_segments);
 
     i64 outputs[2 * PARTS];
 #pragma unroll
@@ -160,7 +61,7 @@ __device__ __forceinline__ void run(const Layer& layer) {
                     const int byte = (from + s) * SEGMENT + t * 16;
                     Piece& piece = pieces[s][r];
                     piece.bytes = load_once(layer.weight + outputs[r] * layer.num_bytes + byte);
-                    if (!GROUPED) continue;
+                    if (BY == BY_ROW) continue;
                     const i64 group =
                         outputs[r] * layer.num_groups + (byte * HALVES >> layer.group_bits);
                     piece.scale = __ldg(layer.scales + group);
@@ -186,13 +87,11 @@ __device__ __forceinline__ void run(const Layer& layer) {
 #pragma unroll
         for (int s = 0; s < AHEAD; s++) {
             if (at + s >= end) break;
+            float parts[PARTS][TILES][4] = {}, ones[TILES][4] = {};
 #pragma unroll
             for (int half = 0; half < HALVES; half++) {
-                // Of nibbles, a group's first columns are the lower halves of its bytes.
                 const int byte = (at + s) * SEGMENT + t * 16;
-                const int in_group = byte & ((1 << layer.group_bits) / 2 - 1);
-                const int column =
-                    HALVES == 1 ? byte : 2 * byte - in_group + half * ((1 << layer.group_bits) / 2);
+                const int column = first_column<KIND>(byte, half, layer.group_bits);
                 Columns x[TILES];
 #pragma unroll
                 for (int tile = 0; tile < TILES; tile++)
@@ -209,11 +108,23 @@ __device__ __forceinline__ void run(const Layer& layer) {
                             b = multiplied(b, norm.pairs[2 * i + 1]);
                         }
                 }
+                if (BY == BY_SEGMENT && KIND != FLOAT8) add_sums(ones, x);
 #pragma unroll
-                for (int part = 0; part < PARTS; part++)
-                    add_columns<KIND, GROUPED>(sums[part], now[s][2 * part], now[s][2 * part + 1],
-                                               half, x);
+                for (int part = 0; part < PARTS; part++) {
+                    const Piece &row = now[s][2 * part], &row8 = now[s][2 * part + 1];
+                    add_columns<KIND, BY>(BY == BY_SEGMENT ? parts[part] : sums[part], row.bytes,
+                                          row8.bytes,
+                                          {row.scale, row.offset, row8.scale, row8.offset}, half,
+                                          x);
+                }
             }
+            if constexpr (BY == BY_SEGMENT)
+#pragma unroll
+                for (int part = 0; part < PARTS; part++) {
+                    const Piece &row = now[s][2 * part], &row8 = now[s][2 * part + 1];
+                    add_scaled<KIND>(sums[part], parts[part], ones, {row.scale, row8.scale},
+                                     {row.offset, row8.offset});
+                }
         }
     }
 
@@ -240,21 +151,16 @@ __device__ __forceinline__ void run(const Layer& layer) {
             for (int part = 0; part < PARTS; part++) y[part] += shared[w][part][row][i % OUTPUTS];
             if (NORM) square += shared_squares[w][row];
         }
-        if (!GROUPED) {
-            y[0] *= layer.scales[output];
-            if (GATED) y[1] *= layer.scales[output + num_gated];
+        const float factor = NORM ? rsqrtf(square / layer.num_columns + layer.eps) : 1.0f;
+#pragma unroll
+        for (int part = 0; part < PARTS; part++) {
+            const int of = output + part * num_gated;
+            y[part] = ended(y[part], BY == BY_ROW ? layer.scales[of] : 1.0f, factor,
+                            layer.bias ? widened(layer.bias[of]) : 0.0f);
         }
-        if (NORM) {
-            const float factor = rsqrtf(square / layer.num_columns + layer.eps);
-            y[0] *= factor, y[1] *= factor;
-        }
-        if (layer.bias) {
-            y[0] += widened(layer.bias[output]);
-            if (GATED) y[1] += widened(layer.bias[output + num_gated]);
-        }
-        float result = GATED ? y[0] / (1.0f + __expf(-y[0])) * y[1] : y[0];
+        float result = GATED ? gated_by(y[0], y[1]) : y[0];
         const i64 to = (i64)row * num_gated + output;
-        if (layer.residual) result += widened(layer.residual[to]);
+        if (layer.residual) result = __fadd_rn(result, widened(layer.residual[to]));
         layer.out[to] = narrowed(result);
     }
 }
@@ -262,7 +168,7 @@ __device__ __forceinline__ void run(const Layer& layer) {
 #define KERNEL(name, norm, gated, tiles)                                         \
     extern "C" __global__ void __launch_bounds__(WARPS * 32, tiles == 4 ? 1 : 2) \
         name##_##tiles(const __grid_constant__ Layer layer) {                    \
-        run<STORED, BY_GROUPS, norm, gated, tiles>(layer);                       \
+        run<STORED, SCALED, norm, gated, tiles>(layer);                       \
     }
 #define KERNELS(name, norm, gated) \
     KERNEL(name, norm, gated, 1) KERNEL(name, norm, gated, 2) KERNEL(name, norm, gated, 4)

@@ -1,4 +1,6 @@
-"""Linear layers for up to 32 rows with a weight in 4 or 8 bits; `narrow_rows.cu` says how.
+"""Linear layers for up to 32 rows with a weight in 4 or 8 bits.
+
+`narrow_row.cu` says how for one row, `narrow_rows.cu` for more; of the same row both give the same.
 
     x [M, K] bfloat16, weight [N, K] in `NarrowWeight`  ->  y = x @ weight.T  [M, N]
     with norm [K]:         y = rms_norm(x) @ weight.T
@@ -10,6 +12,7 @@ The time is that of reading the weight once.
 
 import ctypes
 import logging
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
@@ -19,14 +22,25 @@ from torch import Tensor
 from kernels.cluster.program import CannotCompile, Kernel, Launch, Program
 from kernels.quantized.narrow import NarrowWeight
 
-SOURCE = Path(__file__).with_name("narrow_rows.cu")
+ROWS_SOURCE = Path(__file__).with_name("narrow_rows.cu")
+ROW_SOURCE = Path(__file__).with_name("narrow_row.cu")
 MAX_ROWS = 32
-_LANE_BYTES = 16  # of a row that a lane loads at once, in one group
-OUTPUTS = 16  # of a block
-SEGMENT = 64  # bytes of a row that are loaded at once
+# What follows is as in the sources.
+_LANE_BYTES = 16  # of an output that a lane takes at once, in one group
+OUTPUTS = 16  # of a tile
+SEGMENT = 64  # bytes of an output that are multiplied at once
 WARPS = 8
-_FLOAT8, _INT4, _INT8 = 0, 1, 2  # as in the source
+_FLOAT8, _INT4, _INT8 = 0, 1, 2
+_BY_ROW, _BY_SEGMENT, _BY_LANE = 0, 1, 2
 _TILES = (1, 2, 4)  # of 8 rows each
+_STEP = 128  # bytes of an output, of one row's kernel
+_STEPS = {1: 5, 2: 3}  # of its ring, by the number of outputs' parts
+_MOST_TILES = 8  # of its block
+_MOST_COLUMNS = 16_384  # of its row; with a norm, half of them
+_ENDING_BYTES = 320  # of a tile
+# Blocks of one row for a multiprocessor: with two, more is under way, and groups of single lanes
+# compute too long to need it.
+_ROW_BLOCKS = {_BY_ROW: 2, _BY_SEGMENT: 2, _BY_LANE: 1}
 _MIN_CAPABILITY = (9, 0)
 
 log = logging.getLogger(__name__)
@@ -63,14 +77,37 @@ def suits(weight: NarrowWeight, gated: bool = False) -> bool:
     return is_power and weight.group * weight.bits // 8 >= _LANE_BYTES
 
 
+@dataclass(frozen=True, slots=True)
+class NarrowLayout:
+    """What kernels are compiled for: the kind of numbers, and what has scales of its own."""
+
+    stored: int
+    scaled: int
+    groups: int  # in a step of an output; 0: all columns have one scale
+
+    @classmethod
+    def of(cls, weight: NarrowWeight) -> "NarrowLayout":
+        """A weight's."""
+        stored = _FLOAT8 if weight.offsets is None else _INT4 if weight.bits == 4 else _INT8
+        if not _is_by_groups(weight):
+            return cls(stored, _BY_ROW, 0)
+        group_bytes = weight.group * weight.bits // 8
+        return cls(stored, _BY_LANE if group_bytes % SEGMENT else _BY_SEGMENT, _STEP // group_bytes)
+
+
 class NarrowRows:
     """The kernels for weights of one layout, on the current device."""
 
-    def __init__(self, stored: int, by_groups: bool, kept: Path | None = None) -> None:
+    def __init__(self, layout: NarrowLayout, kept: Path | None = None) -> None:
         """Compiled kernels are kept in a folder for the next start. Raises CannotCompile."""
-        defines = {"STORED": stored, "BY_GROUPS": int(by_groups), "WARPS": WARPS}
-        self._program = Program(SOURCE, defines, kept)
-        self._kernels: dict[tuple[str, int], Kernel] = {}
+        stored = {"STORED": layout.stored, "WARPS": WARPS}
+        self._layout = layout
+        self._rows = Program(ROWS_SOURCE, {**stored, "SCALED": layout.scaled}, kept)
+        self._row = Program(ROW_SOURCE, {**stored, "GROUPS": layout.groups}, kept)
+        device = torch.cuda.current_device()
+        processors = torch.cuda.get_device_properties(device).multi_processor_count
+        self._row_blocks = processors * _ROW_BLOCKS[layout.scaled]
+        self._kernels: dict[tuple[str, int, int], Kernel] = {}
 
     def linear(
         self,
@@ -95,8 +132,7 @@ class NarrowRows:
             raise ValueError(f"residual must be contiguous [{m}, {width}]")
         out = x.new_empty((m, width))
         name = "gated" if gated else "linear" if norm is None else "normed"
-        tiles = next(tiles for tiles in _TILES if m <= 8 * tiles)
-        self._kernel(f"{name}_{tiles}", width // OUTPUTS)(
+        self._kernel(name, m, weight)(
             _Layer(
                 *(_address(tensor) for tensor in (x, weight.data, weight.scales, weight.offsets)),
                 *(_address(tensor) for tensor in (norm, bias, residual, out)),
@@ -106,12 +142,21 @@ class NarrowRows:
         )  # fmt: skip
         return out
 
-    def _kernel(self, name: str, num_blocks: int) -> Kernel:
-        kernel = self._kernels.get((name, num_blocks))
-        if kernel is None:
-            kernel = self._program.kernel(name, Launch(num_blocks, 1, WARPS * 32))
-            self._kernels[name, num_blocks] = kernel
-        return kernel
+    def _kernel(self, name: str, num_rows: int, weight: NarrowWeight) -> Kernel:
+        (n, k), num_bytes = weight.shape, weight.data.shape[1]
+        num_tiles = n // (2 * OUTPUTS if name == "gated" else OUTPUTS)
+        most_columns = _MOST_COLUMNS if name == "linear" else _MOST_COLUMNS // 2
+        is_one = num_rows == 1 and num_bytes % (WARPS * _STEP) == 0 and k <= most_columns
+        tiles = 0 if is_one else next(tiles for tiles in _TILES if num_rows <= 8 * tiles)
+        key = f"{name}_{tiles}", num_tiles, k
+        if key not in self._kernels:
+            launch = Launch(num_tiles, 1, WARPS * 32)
+            if is_one:
+                num_blocks = max(min(num_tiles, self._row_blocks), -(-num_tiles // _MOST_TILES))
+                launch = Launch(num_blocks, 1, WARPS * 32, _row_bytes(self._layout, name, k))
+            program, of_source = (self._row, name) if is_one else (self._rows, key[0])
+            self._kernels[key] = program.kernel(of_source, launch)
+        return self._kernels[key]
 
 
 def kernels_for(
@@ -122,14 +167,13 @@ def kernels_for(
         return None
     if torch.cuda.get_device_capability(weight.data.device) < _MIN_CAPABILITY:
         return None
-    stored = _FLOAT8 if weight.offsets is None else _INT4 if weight.bits == 4 else _INT8
-    return _compiled(stored, _is_by_groups(weight), kept)
+    return _compiled(NarrowLayout.of(weight), kept)
 
 
 @lru_cache
-def _compiled(stored: int, by_groups: bool, kept: Path | None) -> NarrowRows | None:
+def _compiled(layout: NarrowLayout, kept: Path | None) -> NarrowRows | None:
     try:
-        return NarrowRows(stored, by_groups, kept)
+        return NarrowRows(layout, kept)
     except CannotCompile as error:
         log.warning("quantization: slower kernels for few rows, %s", error)
         return None
@@ -138,6 +182,15 @@ def _compiled(stored: int, by_groups: bool, kept: Path | None) -> NarrowRows | N
 def _is_by_groups(weight: NarrowWeight) -> bool:
     """Whether scales are applied before the sum; integers have offsets, too."""
     return weight.offsets is not None or weight.scales.shape[1] > 1
+
+
+def _row_bytes(layout: NarrowLayout, name: str, num_columns: int) -> int:
+    """Shared memory of a block for one row: the source's `Shared`, and x."""
+    parts = 2 if name == "gated" else 1
+    num_scales = 2 * max(1, layout.groups)  # and offsets, of a step of an output
+    ring = _STEPS[parts] * parts * WARPS * OUTPUTS * (_STEP + 4 * num_scales)
+    sums = 2 * WARPS * parts * OUTPUTS * 4 + WARPS * 4
+    return ring + sums + _MOST_TILES * _ENDING_BYTES + num_columns * 2
 
 
 def _address(tensor: Tensor | None) -> int | None:

@@ -40,13 +40,10 @@ class Kernel:
         self._driver = driver
         self._function = function
         attributes = driver.CUfunction_attribute
-        _checked(
-            driver.cuFuncSetAttribute(
-                function,
-                attributes.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
-                launch.shared_bytes,
-            )
-        )
+        shared = attributes.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        (allowed,) = _checked(driver.cuFuncGetAttribute(shared, function))
+        if launch.shared_bytes > allowed:  # another launch of the function may need more
+            _checked(driver.cuFuncSetAttribute(function, shared, launch.shared_bytes))
         if launch.cluster > _LARGEST_PORTABLE_CLUSTER:
             allowed = attributes.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
             _checked(driver.cuFuncSetAttribute(function, allowed, 1))

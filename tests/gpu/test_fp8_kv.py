@@ -84,7 +84,7 @@ def test_a_captured_graph_reads_the_cache_in_fp8():
 
 def ragged(group, block_size, kv_dtype):
     """(q, FP8 caches and scales, caches of what they count as, tables, lengths) of mixed rows."""
-    lengths = [0, 1, 15, 16, 17, 31, 64, 100, 576, 577, 1999]
+    lengths = [0, 1, 15, 16, 17, 31, 64, 100, 576, 577, 1999, 4100]
     width = -(-max(lengths) // block_size)
     shape = (1 + len(lengths) * width, block_size, 2, 3, 128)
     random = torch.Generator(CUDA).manual_seed(group)
@@ -101,8 +101,15 @@ def ragged(group, block_size, kv_dtype):
 
 @pytest.mark.gpu
 @kinds
-@pytest.mark.parametrize(("group", "block_size"), [(1, 16), (2, 32), (4, 16), (7, 64), (8, 16)])
-def test_the_kernel_of_many_rows_attends_to_what_is_stored(group, block_size, kv_dtype):
+@pytest.mark.parametrize(
+    ("group", "block_size", "warps"),
+    [(1, 16, 3), (2, 32, 2), (4, 16, 3), (4, 16, 2), (7, 64, 3), (8, 16, 2)],
+)
+def test_the_kernel_of_many_rows_attends_to_what_is_stored(
+    group, block_size, warps, kv_dtype, monkeypatch
+):
+    monkeypatch.setattr(decode_float8, "warps_for", lambda *_: warps)
+    decode_float8._compiled.cache_clear()
     q, (k, v, scales), exact, tables, lens = ragged(group, block_size, kv_dtype)
     kernel = decode_float8.kernel_for(q, k)
     assert kernel is not None

@@ -65,14 +65,25 @@ def test_few_rows_are_multiplied_by_what_is_stored(kind, shape, rows) -> None:
 
 
 @pytest.mark.gpu
-def test_a_row_is_the_same_alone_and_among_others() -> None:
-    weight, _, x, norm, *_ = make("float8", (6144, 4096), 8)
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_row_is_the_same_alone_and_among_others(kind, shape) -> None:
+    weight, _, x, norm, bias, residual = make(kind, shape, 8)
     kernels = narrow_rows.kernels_for(weight, torch.bfloat16)
     assert kernels is not None
-    together = kernels.linear(x, weight, norm=norm, eps=EPS)
+
+    def results(first: int, last: int) -> list[torch.Tensor]:
+        rows = x[first:last]
+        return [
+            kernels.linear(rows, weight, bias, residual[first:last]),
+            kernels.linear(rows, weight, norm=norm, eps=EPS),
+            kernels.linear(rows, weight, norm=norm, eps=EPS, gated=True),
+        ]
+
+    together = results(0, len(x))
     for row in range(len(x)):
-        alone = kernels.linear(x[row : row + 1], weight, norm=norm, eps=EPS)
-        assert torch.equal(alone[0], together[row])
+        for alone, all_rows in zip(results(row, row + 1), together, strict=True):
+            assert torch.equal(alone[0], all_rows[row])
 
 
 @pytest.mark.gpu

@@ -20,6 +20,7 @@ from tests.gpu.test_cuda_runner import (
     make_runner,
 )
 from tests.worker_svc.random_models import save_random_model
+from tests.worker_svc.runner.swapping import NUM_HOST_BLOCKS, SwapPlay
 from worker_svc.protocol.step import RowSampling, StepMoves
 from worker_svc.runner.cuda_runner import CudaRunner
 
@@ -36,6 +37,7 @@ CONFIG = dataclasses.replace(
     num_kv_blocks=NUM_BLOCKS,
     max_num_seqs=MAX_NUM_SEQS,
     max_num_batched_tokens=MOST_TOKENS,
+    host_blocks=NUM_HOST_BLOCKS,
 )
 GREEDY = RowSampling()
 DRAWN = RowSampling(temperature=1.3, seed=5)
@@ -183,6 +185,24 @@ def test_cached_prefixes_and_forks_are_read_from_their_blocks(runner: CudaRunner
             client.launch({3: 1, 8: 1, 9: 1})
 
     check(runner, play, at_least=2)
+
+
+@pytest.mark.parametrize("arrives", [False, True], ids=["decoding", "mixed"])
+def test_swaps_between_steps_change_no_token(
+    runner: CudaRunner, monkeypatch: pytest.MonkeyPatch, arrives: bool
+) -> None:
+    play = SwapPlay(runner.limits.block_size, BLOCKS_PER_SEQ, arrives)
+    by_graph, num_mapped = played(runner, play)
+    assert num_mapped == (3 if arrives else 1)  # all others are plain decodes
+    assert played(runner, dataclasses.replace(play, swaps=False))[0] == by_graph
+    with monkeypatch.context() as patch:
+        patch.setattr(runner, "_is_plain", lambda staged: False)
+        patch.setattr(runner._step_graphs, "map", lambda rows: None)
+        patch.setattr(runner._decode_graphs, "replay", None)  # nothing may use it
+        by_kernels, none_mapped = played(runner, play)
+    assert none_mapped == 0
+    assert by_kernels == by_graph
+    assert all(len(set(tokens)) > 1 for tokens in by_graph.values())
 
 
 def test_rows_that_draw_and_filter_draw_alike(runner: CudaRunner) -> None:

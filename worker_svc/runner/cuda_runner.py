@@ -13,7 +13,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
-import numpy as np
 import torch
 
 from worker_svc.attention.kv_cache import KVCache
@@ -133,7 +132,7 @@ class CudaRunner(ModelRunner):
     def _rehearse(self, lengths: list[int]) -> None:
         idle = inputs.build_idle(self.limits, lengths, self._device)
         hidden = self._forward(idle)[: len(lengths)]
-        no_slots = np.full(len(lengths), -1, dtype=np.int64)
+        no_slots = torch.full((len(lengths),), -1, dtype=torch.int32, device=self._device)
         for filters in (False, True):
             self.slots.sample(self._model.vocab_part(hidden), no_slots, filters)
 
@@ -230,9 +229,11 @@ class CudaRunner(ModelRunner):
             self._step_graphs.sample(step_map, self._filters(staged))
             clock.mark()
             return Computed(prepare_us, step_map.places)
-        extras = sample_rows(self.slots, self._step_graphs.logits(step_map), staged, sampling)
+        placed = self._step_graphs.logits(step_map)
+        given = placed if staged.rows.drafts is None else placed.ordered()
+        extras = sample_rows(self.slots, given, staged, sampling)
         clock.mark()
-        return Computed(prepare_us, extras=extras)
+        return Computed(prepare_us, step_map.places, extras)
 
     def _compute_eagerly(
         self, staged: Staged, parts: list[Part], clock: StepClock, started: float

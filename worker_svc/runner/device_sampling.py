@@ -4,24 +4,24 @@ Rows with logits processors, log probabilities or drafts: the logits come from a
 only; nothing here waits for the device.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from kernels.sampling.restrict_rows import restrict_rows
 from worker_svc.device.transfer import fetched, upload, upload_array
 from worker_svc.parallel.vocab_part import VocabPart
-from worker_svc.protocol.step import IntColumn
+from worker_svc.protocol.step import IntColumn, no_entries
 from worker_svc.runner.batch_state import Staged
 from worker_svc.runner.device_slots import SlotsOnDevice
 from worker_svc.runner.model_runner import NO_CHOICE, Drawn
 from worker_svc.runner.step_map import spread
 from worker_svc.sampling import logprobs
-from worker_svc.sampling.logits_processors import LogitsProcessors
+from worker_svc.sampling.logits_processors import LogitsProcessors, process_logits
 from worker_svc.sampling.logprobs import Logprobs
-from worker_svc.sampling.sampler import SamplingRows, process_and_check
+from worker_svc.sampling.sampler import SamplingRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,52 +44,116 @@ class SampleExtras:
         return Drawn(tokens, columns, self.logits_processors.problems())
 
 
+@dataclass(frozen=True, slots=True)
+class PlacedLogits:
+    """Logits for a step's R positions, in an order of their own."""
+
+    part: VocabPart  # [S, N]
+    places: IntColumn  # [R]: each position's row of them
+    slots: Tensor  # [S] int32: which slot each row samples for; -1: none
+
+    def ordered(self) -> VocabPart:
+        """The logits [R, N] in the order of the positions."""
+        (places,) = upload(self.slots.device, self.places)
+        part = self.part
+        return VocabPart(part.logits.index_select(0, places), part.first_token, part.group)
+
+
 def sample_rows(
-    slots: SlotsOnDevice, part: VocabPart, staged: Staged, sampling: SamplingRows
+    slots: SlotsOnDevice, given: VocabPart | PlacedLogits, staged: Staged, sampling: SamplingRows
 ) -> SampleExtras:
-    """Samples after each of a step's R positions, with all that their rows ask for."""
+    """Samples after each of a step's R positions, with all that their rows ask for.
+
+    What grammars allow may still be computed on the host, and is waited for last: all that does
+    not need it is launched before.
+    """
+    placed = given if isinstance(given, PlacedLogits) else None
+    part = given.part if isinstance(given, PlacedLogits) else given
     wanted, processors = sampling.wanted, sampling.logits_processors
     raw = has_choice = None
+    index = _upload(slots, staged, sampling, placed)
+    top = None
     if len(wanted) or processors:
-        logits = part.whole()  # [R, V]
-        raw = logprobs.distributions(logits, wanted.rows) if len(wanted) else None  # [N, V]
+        logits = part.whole()  # [S, V]
+        if len(wanted):
+            raw = logits.index_select(0, index.wanted).float().log_softmax(-1)  # [N, V]
+            top = logprobs.likeliest(raw, wanted)
         if processors:
             logits = logits.float()
-            has_choice = fetched(_adjust(slots, logits, processors))
+            placed_processors = processors if placed is None else processors.moved(placed.places)
+            has_choice = fetched(_adjust(slots, logits, placed_processors, index))
         part = VocabPart(logits)
-    token_ids = _draw(slots, part, staged, bool(sampling.is_filtered.any()))
+    token_ids = _draw(slots, part, staged, placed, bool(sampling.is_filtered.any()))
     found = None
-    if raw is not None:
-        known = _written(slots, staged) if token_ids is None else token_ids.clamp(min=0).long()
-        found = logprobs.look_up(raw, wanted, known).fetched()
+    if raw is not None and top is not None:
+        if token_ids is None:
+            known = slots.token_rows.view(-1).index_select(0, index.written)
+        else:
+            known = token_ids.index_select(0, index.wanted).clamp(min=0)
+        found = logprobs.look_up(raw, wanted, known.long(), top).fetched()
     there = None if token_ids is None else fetched(token_ids)
     return SampleExtras(found, has_choice, processors, there)
 
 
-def _draw(slots: SlotsOnDevice, part: VocabPart, staged: Staged, filters: bool) -> Tensor | None:
+@dataclass(frozen=True, slots=True)
+class _Index:
+    """What launches read of a step's rows, on the device."""
+
+    wanted: Tensor  # rows of logits whose log probabilities are asked for
+    written: Tensor  # where in the token rows the tokens of these will be
+    processed: Tensor  # [N]: rows of logits that change
+    masks: Tensor  # [N]: the line of the grammars' masks of each of these; -1: none
+
+
+def _upload(
+    slots: SlotsOnDevice, staged: Staged, sampling: SamplingRows, placed: PlacedLogits | None
+) -> _Index:
+    """All in one copy."""
+    processors, rows, asking = sampling.logits_processors, staged.rows, sampling.wanted.rows
+    written = no_entries()
+    if rows.drafts is None:
+        where = rows.slots[rows.samples][asking]
+        ends = staged.table.columns["num_tokens"][where]
+        written = where * slots.token_rows.shape[1] + ends
+    masks = np.full(len(processors.rows), -1, dtype=np.int64)
+    if processors.grammars is not None:
+        with_grammar = processors.grammars.rows
+        masks[np.searchsorted(processors.rows, with_grammar)] = np.arange(len(with_grammar))
+    wanted, processed = asking, processors.rows
+    if placed is not None:
+        wanted, processed = placed.places[asking], placed.places[processed]
+    return _Index(*upload(slots.device, wanted, written, processed, masks))
+
+
+def _draw(
+    slots: SlotsOnDevice,
+    part: VocabPart,
+    staged: Staged,
+    placed: PlacedLogits | None,
+    filters: bool,
+) -> Tensor | None:
     """Samples as a step of the ring; with drafts into no slot, and returns the tokens [R]."""
     rows = staged.rows
+    if placed is not None:
+        slots.sample(part, placed.slots, filters)
+        return None
     if rows.drafts is None:
-        slots.sample(part, rows.slots[rows.samples], filters)
+        (column,) = upload(slots.device, rows.slots[rows.samples])
+        slots.sample(part, column.int(), filters)
         return None
     each = spread(rows)
     return slots.sample_at(part, each.slots[each.samples], each.known_ends[each.samples], filters)
 
 
-def _adjust(slots: SlotsOnDevice, logits: Tensor, processors: LogitsProcessors) -> Tensor:
-    """Changes logits [R, V] float32 for the kernels; returns `has_choice` of changed rows."""
-    rows = upload_array(slots.device, processors.rows)
-    checked = process_and_check(logits, processors, rows, slots.penalize)
-    assert checked.has_choice is not None
-    # A masked token weighs nothing; for the kernel, only a row that failed is not finite.
-    changed = logits.index_select(0, rows).clamp_(min=torch.finfo(torch.float32).min)
-    logits.index_copy_(0, rows, changed.masked_fill_(~checked.is_good[:, None], float("nan")))
-    return checked.has_choice
-
-
-def _written(slots: SlotsOnDevice, staged: Staged) -> Tensor:
-    """The tokens [R] that the step's rows have sampled, from where they were written."""
-    where: IntColumn = staged.rows.slots[staged.rows.samples]
-    ends = staged.table.columns["num_tokens"][where]
-    (index,) = upload(slots.device, where * slots.token_rows.shape[1] + ends)
-    return slots.token_rows.view(-1).index_select(0, index).long()
+def _adjust(
+    slots: SlotsOnDevice, logits: Tensor, processors: LogitsProcessors, index: _Index
+) -> Tensor:
+    """Changes logits [S, V] float32 for the kernels; returns `has_choice` of changed rows."""
+    # A sum is finite only if every term is.
+    was_finite = logits.index_select(0, index.processed).sum(-1).isfinite()
+    # A token that one of them forbids stays forbidden, so grammars may come after all others.
+    process_logits(logits, replace(processors, grammars=None), slots.penalize)
+    masks = slots.no_masks
+    if processors.grammars is not None:
+        masks = upload_array(slots.device, processors.grammars.allowed().view(np.int32))
+    return restrict_rows(logits, index.processed, index.masks, was_finite, masks)

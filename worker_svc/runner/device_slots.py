@@ -16,6 +16,7 @@ from torch import Tensor
 from kernels.sampling.enter_slots import HEADER_WORDS, STATE_AT, enter_slots
 from kernels.sampling.filtered_draw import draw_filtered
 from kernels.sampling.penalties import penalize
+from kernels.sampling.restrict_rows import restrict_rows
 from kernels.sampling.sample import (
     RING,
     Tokens,
@@ -57,6 +58,7 @@ class SlotsOnDevice:
         self.num_steps = torch.zeros(1, dtype=torch.int32, device=self.device)
         self.ring = output_ring(max_num_seqs, self.device)
         self._tokens = Tokens(self.slot_state, self.token_rows, self.num_steps, self.ring)
+        self.no_masks = torch.zeros((1, 1), dtype=torch.int32, device=self.device)
         self._num_launched = 0
         self._vocab_size = state.limits.vocab_size
         weights = block_weights(self.block_tables.shape[1]).view(np.int64)
@@ -89,30 +91,33 @@ class SlotsOnDevice:
         enter_slots(words, most, self.token_rows, self.block_tables, self.slot_state, count)
 
     def rehearse(self) -> None:
-        """Lets a sequence enter no slot, and penalizes a sequence without tokens."""
+        """Lets a sequence enter no slot, penalizes one without tokens, and restricts no row."""
         words = torch.zeros(HEADER_WORDS, dtype=torch.int32, device=self.device)
         self.write_entering(words.sub_(1), 1)
         none, off = np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.float32)
         history = History(self.token_rows, none, none, none)
         logits = torch.zeros((1, self._vocab_size), device=self.device)
         self.penalize(logits, Penalties(none, off, off, off + 1, history))
+        first, all_of_it = upload(self.device, none, none - 1)
+        restrict_rows(logits, first, all_of_it, first == 0, self.no_masks)
 
     def penalize(self, logits: Tensor, penalties: Penalties) -> None:
-        """Applies penalties to logits [R, V] float32 in place: two copies, one kernel."""
+        """Applies penalties to logits [R, V] float32 in place: one copy, one kernel."""
         for part in penalties.parts():
-            history = part.history
+            history, count = part.history, len(part.rows)
             columns = part.rows, history.slots, history.num_prompt, history.num_tokens
-            rows = upload_array(self.device, np.stack(columns).astype(np.int64))
-            factors = np.stack((part.presence, part.frequency, part.repetition))
-            factors_there = upload_array(self.device, factors.astype(np.float32))
+            factors = np.zeros(3 * count + count % 2, dtype=np.float32)  # whole words of int64
+            factors[: 3 * count] = np.concatenate((part.presence, part.frequency, part.repetition))
+            words = upload_array(self.device, np.concatenate((*columns, factors.view(np.int64))))
+            rows = words[: 4 * count].view(4, count)
+            factors_there = words[4 * count :].view(torch.float32)[: 3 * count].view(3, count)
             longest = max(1, int(history.num_tokens.max()))
             penalize(logits, self.token_rows, rows, factors_there, longest)
 
-    def sample(self, part: VocabPart, slots: IntColumn, filters: bool) -> None:
-        """Samples one row of logits per slot, as a step of its own."""
-        (column,) = upload(self.device, slots)
+    def sample(self, part: VocabPart, slots: Tensor, filters: bool) -> None:
+        """Samples one row of logits for each of slots [R] int32, as a step of its own."""
         self.num_steps.add_(1)
-        self.draw(part, column.int(), filters)
+        self.draw(part, slots, filters)
 
     def draw(self, part: VocabPart, slots: Tensor, filters: bool) -> None:
         """Samples for slots [R] int32 as step `num_steps`; without `filters`, no row filters.

@@ -22,13 +22,14 @@ from kernels.sampling.step_inputs import StepColumns, StepInputs, gather_last, g
 from worker_svc.attention.batch import AttentionBatch, MixedBatch
 from worker_svc.attention.kv_cache import KVCache
 from worker_svc.device.capture_stream import captured, capturing
-from worker_svc.device.transfer import PinnedRing, upload
+from worker_svc.device.transfer import PinnedRing
 from worker_svc.models.decoder import Decoder
 from worker_svc.models.fused import FusedDecoder
 from worker_svc.models.fused_gemms import Hidden
 from worker_svc.parallel.vocab_part import VocabPart
 from worker_svc.protocol.step import Limits
 from worker_svc.runner.decode_graphs import size_for
+from worker_svc.runner.device_sampling import PlacedLogits
 from worker_svc.runner.device_slots import SlotsOnDevice
 from worker_svc.runner.rows import Rows
 from worker_svc.runner.step_map import (
@@ -151,13 +152,12 @@ class StepGraphs:
         num_rows = size_for(self.row_sizes, step.num_sampled)
         self._endings[_Ending(num_rows, filters)].replay()
 
-    def logits(self, step: StepMap) -> VocabPart:
-        """Logits [R, N] of this rank's tokens after the last tokens, in the order of the rows."""
+    def logits(self, step: StepMap) -> PlacedLogits:
+        """Logits of this rank's tokens after the last tokens, until the next step's."""
         num_rows = size_for(self.row_sizes, step.num_sampled)
         self._endings[_Ending(num_rows, None)].replay()
-        part = self._logits[num_rows]
-        (places,) = upload(self._slots.device, step.places)
-        return VocabPart(part.logits.index_select(0, places), part.first_token, part.group)
+        samplers = self._columns.samplers[:num_rows]
+        return PlacedLogits(self._logits[num_rows], step.places, samplers)
 
     def _forget(self) -> None:
         """The buffer describes a step without tokens from here on."""

@@ -100,6 +100,7 @@ class Grammars:
     vocab_size: int
     read_vocabulary: Callable[[], Vocabulary] = _no_vocabulary
     checks: GrammarChecks | None = None  # None: grammars are trusted
+    last_fill_s: float = field(init=False, default=0.0)  # what the newest masks took, all rows
     _checkers: ThreadPoolExecutor = field(init=False)
     _prepared: dict[int, GrammarPlace] = field(init=False, default_factory=dict)
     _num_to_time: int = field(init=False, default=0)  # fills whose masks are timed
@@ -203,11 +204,12 @@ class Grammars:
         self, places: Sequence[GrammarPlace], num_unread: IntColumn, read: Callable[[], IntColumn]
     ) -> Filled:
         unread = np.split(read(), np.cumsum(num_unread)[:-1])
+        began_s = time.perf_counter()
         masks = np.zeros((len(places), -(-self.vocab_size // 32)), dtype=np.int32)
         problems: dict[int, str] = {}
         matchers: dict[int, Matcher] = {}
         with grammars.failures_as(RuntimeError, "a grammar's mask cannot be filled"):
-            began_s = time.thread_time()
+            began_cpu_s = time.thread_time()
             for index, (place, token_ids) in enumerate(zip(places, unread, strict=True)):
                 try:
                     matchers[index] = place.read(token_ids.tolist())
@@ -219,12 +221,13 @@ class Grammars:
             began_fill_s = time.perf_counter()
             if others:
                 llguidance.numpy.fill_next_token_bitmask_par(self._threads(), others, masks)
-            fill_s = time.perf_counter() - began_fill_s + time.thread_time() - began_s
+            fill_s = time.perf_counter() - began_fill_s + time.thread_time() - began_cpu_s
             self._num_to_time = NUM_TIMED_FILLS if fill_s > SLOW_FILL_S else self._num_to_time - 1
         for index, matcher in matchers.items():
             if matcher.is_error():
                 problems[index] = grammars.problem_of(matcher)
         masks[list(problems)] = 0  # a row without a token ends
+        self.last_fill_s = time.perf_counter() - began_s
         return Filled(masks.view(np.uint8), problems)
 
     def _fill_timed(

@@ -6,7 +6,7 @@ lose. Stateless and independent of requests.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -113,6 +113,24 @@ class LogitsProcessors:
             or self.bad_words is not None
             or self.penalties is not None
             or self.grammars is not None
+        )
+
+    def moved(self, places: IntColumn) -> "LogitsProcessors":
+        """The same for logits in another order: those of row r are at `places[r]`."""
+
+        def entries(old: Entries) -> Entries:
+            return Entries(places[old.rows], old.ids)
+
+        words, penalties, grammars = self.bad_words, self.penalties, self.grammars
+        return replace(
+            self,
+            allowed=entries(self.allowed),
+            bad_words=None if words is None else replace(words, rows=places[words.rows]),
+            masked=entries(self.masked),
+            biased=entries(self.biased),
+            penalties=penalties and replace(penalties, rows=places[penalties.rows]),
+            grammars=grammars and replace(grammars, rows=places[grammars.rows]),
+            rows=places[self.rows],
         )
 
     def problems(self) -> dict[int, str]:

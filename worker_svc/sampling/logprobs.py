@@ -81,16 +81,27 @@ def distributions(logits: Tensor, rows: IntColumn) -> Tensor:
     return logits.index_select(0, upload_array(logits.device, rows)).float().log_softmax(-1)
 
 
-def look_up(logprobs: Tensor, wanted: Wanted, token_ids: Tensor) -> Logprobs:
-    """Log probabilities and ranks of sampled tokens, from logprobs [N, V] and token_ids [R]."""
-    index = upload_array(logprobs.device, wanted.rows)
-    sampled = logprobs.gather(1, token_ids.index_select(0, index)[:, None])  # [N, 1]
-    ranks = (logprobs >= sampled).sum(-1)
+@dataclass(frozen=True, slots=True)
+class Likeliest:
+    """What of N rows is known before a token is sampled, on the device."""
+
+    ids: Tensor  # [N, K] int64: the likeliest, or those that the row names
+    logprobs: Tensor  # [N, K] float32
+
+
+def likeliest(logprobs: Tensor, wanted: Wanted) -> Likeliest:
+    """The likeliest tokens of each row, or those it names, from logprobs [N, V]."""
     top = logprobs.topk(min(wanted.num_top, logprobs.shape[1]), dim=-1)
-    top_ids, values = top.indices, top.values
-    if wanted.named is not None:
-        top_ids, values = _replaced(top_ids, values, logprobs, wanted.named)
-    return Logprobs(np.asarray(wanted.rows), sampled.squeeze(1), ranks, top_ids, values)
+    if wanted.named is None:
+        return Likeliest(top.indices, top.values)
+    return Likeliest(*_replaced(top.indices, top.values, logprobs, wanted.named))
+
+
+def look_up(logprobs: Tensor, wanted: Wanted, token_ids: Tensor, top: Likeliest) -> Logprobs:
+    """Log probabilities and ranks of sampled tokens, from logprobs [N, V] and token_ids [N]."""
+    sampled = logprobs.gather(1, token_ids[:, None])  # [N, 1]
+    ranks = (logprobs >= sampled).sum(-1)
+    return Logprobs(np.asarray(wanted.rows), sampled.squeeze(1), ranks, top.ids, top.logprobs)
 
 
 def _replaced(

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from wire.logprobs import LogprobColumns, join
 from wire.prompt_outputs import PromptOutput
-from worker_svc.sampling.logprobs import Logprobs, Wanted, look_up
+from worker_svc.sampling.logprobs import Logprobs, Wanted, likeliest, look_up
 
 ToLogits = Callable[[Tensor], Tensor]  # [R, hidden] -> float32 [R, V]
 Pieces = Sequence[Tensor]
@@ -87,5 +87,6 @@ def _score(
         logits = to_logits(some)  # [n, V] float32
         is_finite.append(logits.sum(-1).isfinite().all())
         wanted = Wanted(np.arange(len(some)), part.num_top)
-        logprobs.append(look_up(logits.log_softmax(-1), wanted, targets))
+        found = logits.log_softmax(-1)
+        logprobs.append(look_up(found, wanted, targets, likeliest(found, wanted)))
     return DevicePromptOutput(part, torch.stack(is_finite).all(), tuple(logprobs))

@@ -139,7 +139,8 @@ def sample(logits: Tensor, rows: SamplingRows) -> Sampled:
     token_ids = _choose(logits, rows, is_good).masked_fill_(~is_good, 0)
     if raw is None:
         return Sampled(token_ids, checked.finite, None, checked.has_choice)
-    found = logprobs.look_up(raw, wanted, token_ids)
+    sampled = token_ids.index_select(0, _to(wanted.rows, token_ids))
+    found = logprobs.look_up(raw, wanted, sampled, logprobs.likeliest(raw, wanted))
     return Sampled(token_ids, checked.finite, found, checked.has_choice)
 
 

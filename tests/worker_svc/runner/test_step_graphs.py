@@ -6,8 +6,11 @@ import numpy as np
 
 from tests.worker_svc.conftest import make_prompt
 from tests.worker_svc.runner.interpreted import BLOCKS_PER_SEQ, needs_interpreter
+from tests.worker_svc.spelling import DIGITS, EOS, make_tokenizer
+from wire.grammar import read_vocabulary
 from worker_svc.protocol.step import NewSequence, RowSampling, StepInput
 from worker_svc.runner.model_runner import ModelRunner
+from worker_svc.sampling.grammars import Grammars
 
 pytestmark = needs_interpreter
 
@@ -79,3 +82,25 @@ def test_rows_that_ask_for_more_give_the_tokens_of_the_eager_runner(
     found = play(interpreted, *steps)
     assert found == play(eager, *steps)
     assert [tops[1] for _, tops in found] == [list(NAMING.logprob_token_ids)] * 3
+
+
+def test_rows_with_grammars_and_more_give_the_tokens_of_the_eager_runner(
+    eager: ModelRunner, interpreted: ModelRunner
+) -> None:
+    everything = dataclasses.replace(ASKING, grammar=DIGITS, temperature=1.0, seed=3)
+    # The longest row is first in a graph, so rows lie in another order there.
+    new = (
+        enter(2, make_prompt(5), RowSampling(grammar=DIGITS)),
+        enter(3, make_prompt(17, seed=2), DRAWN),
+        enter(0, make_prompt(9, seed=3), everything),
+        enter(1, make_prompt(12, seed=4), NAMING),
+    )
+    lengths = {2: 5, 3: 17, 0: 9, 1: 12}
+    steps = [(lengths, new), *[(dict.fromkeys(lengths, 1), ())] * 3]
+    definition = make_tokenizer().to_str()
+    for runner in (eager, interpreted):
+        runner.state.grammars = Grammars(128, lambda: read_vocabulary(definition, 128, [EOS]))
+    found = play(interpreted, *steps)
+    assert found == play(eager, *steps)
+    spelled = make_tokenizer().decode([tokens[0] for tokens, _ in found])
+    assert spelled.isdigit()
