@@ -226,6 +226,7 @@ def asked() -> list[tuple[str, list[RowSampling]]]:
         ("all penalty", [PENALTY] * NUM_ASKED),
         ("all grammar", [GRAMMAR] * NUM_ASKED),
         ("all three", [ALL] * NUM_ASKED),
+        ("all three, JSON schema", [replace(ALL, grammar=SCHEMA.grammar)] * NUM_ASKED),
     ]
 
 

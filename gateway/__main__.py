@@ -16,6 +16,7 @@ from gateway.server import serve
 from gateway.tokens.tokenizer import Tokenizer, TokenizerFolderError
 from pagewire.gguf.header import BadGguf
 from pagewire.hub.download import ModelUnavailable
+from wire.aio.loop import GrpcLoop
 from wire.identity.watched import BadIdentityFile
 from wire.logs.setup import set_up_logging
 from wire.processes import die_with_parent
@@ -42,7 +43,8 @@ def main() -> int:
             return uvloop.run(supervise(config, sys.argv[1:]))
         if config.share_ports:
             die_with_parent(signal.SIGTERM)
-        uvloop.run(serve(config, Tokenizer.from_folder(config.model, config.chat_template)))
+        tokenizer = Tokenizer.from_folder(config.model, config.chat_template)
+        uvloop.run(serve(config, tokenizer), loop_factory=GrpcLoop)
     except ModelUnavailable as error:
         logging.getLogger("gateway").error("--model: %s", error)
         return 1

@@ -15,7 +15,6 @@ from gateway.generation import GenerationRequest, OutputDelta, WholeOutput, comp
 from gateway.pipeline import Pipeline
 from gateway.search.beam_search import search
 
-Indexed = tuple[int, OutputDelta]
 Result = TypeVar("Result")
 
 
@@ -75,10 +74,10 @@ async def _all(work: Sequence[Coroutine[Any, Any, Result]]) -> list[Result]:
         await _stop(tasks)
 
 
-async def generate_all(
+def generate_all(
     pipeline: Pipeline, requests: Sequence[GenerationRequest]
-) -> AsyncGenerator[Indexed, None]:
-    """Deltas of all outputs as they arrive, each with its request's index. Use aclosing().
+) -> AsyncGenerator[OutputDelta, None]:
+    """Deltas of all outputs as they arrive; `choice` is the index of the request. Use aclosing().
 
     Raises RequestError for a beam search, whose outputs are not known before its end.
     """
@@ -86,11 +85,14 @@ async def generate_all(
         if request.beams is not None:
             raise unsupported(request.beams.names.num_beams, "a beam search cannot be streamed")
     if len(requests) == 1:  # by far the most common; needs no task
-        async with aclosing(pipeline.generate(requests[0])) as deltas:
-            async for delta in deltas:
-                yield 0, delta
-        return
-    merged: asyncio.Queue[Indexed | None] = asyncio.Queue()
+        return pipeline.generate(requests[0])
+    return _merged(pipeline, requests)
+
+
+async def _merged(
+    pipeline: Pipeline, requests: Sequence[GenerationRequest]
+) -> AsyncGenerator[OutputDelta, None]:
+    merged: asyncio.Queue[OutputDelta | None] = asyncio.Queue()
     tasks = [
         asyncio.create_task(_pump(index, pipeline, request, merged))
         for index, request in enumerate(requests)
@@ -114,12 +116,12 @@ async def _pump(
     index: int,
     pipeline: Pipeline,
     request: GenerationRequest,
-    merged: asyncio.Queue[Indexed | None],
+    merged: asyncio.Queue[OutputDelta | None],
 ) -> None:
     try:
         async with aclosing(_patiently(index, pipeline, request)) as deltas:
             async for delta in deltas:
-                merged.put_nowait((index, delta))
+                merged.put_nowait(delta._replace(choice=index))
     finally:
         merged.put_nowait(None)
 

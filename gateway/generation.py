@@ -282,6 +282,7 @@ class OutputDelta(NamedTuple):  # one per message: a frozen dataclass takes thre
     parts: tuple[Part, ...] | None = None  # of a chat; None: the text is all content
     prompt: PromptOutputs | None = None  # with the first piece, if requested
     usage: Usage | None = None  # so far, if requested
+    choice: int = 0  # which of the outputs of its call
 
 
 @dataclass(frozen=True, slots=True)

@@ -168,12 +168,12 @@ class Gateway:
     ) -> grpc.aio.Server:
         interceptors: list[grpc.aio.ServerInterceptor] = [
             AioCallCounter(self._counters.calls),
-            SlowReaders(self._config.edge.write_timeout_s),
         ]
         if access is not None:
             interceptors.append(AioAccessInterceptor(access))
         interceptors.append(CallLimit(opened))
         interceptors.append(RequestCheck())
+        interceptors.append(SlowReaders(self._config.edge.write_timeout_s))
         # If an option is given twice, gRPC uses the first.
         reuseport = ("grpc.so_reuseport", int(self._config.share_ports))
         options = [reuseport, *self._config.edge.grpc_options, *SERVER_OPTIONS]

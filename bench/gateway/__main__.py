@@ -2,6 +2,7 @@
 
     python -m bench.gateway [--json results.jsonl]
     python -m bench.gateway --processes 4 --clients 4 --rates 100000 --streams 1024
+    python -m bench.gateway --model FOLDER    without the default model: another one's tokenizer
 
 The gateway runs as it is started in production, between a scheduler that sends scripted tokens to
 all streams at once, one per step, and clients that read them: each is a process, and the gateway's
@@ -14,6 +15,7 @@ import argparse
 import json
 import os
 import select
+import shutil
 import statistics
 import subprocess
 import sys
@@ -28,6 +30,7 @@ from typing import IO, Any
 
 import numpy as np
 
+from bench.harness import vocabulary
 from bench.harness.services import ROOT, Ports, commit, free_ports, hardware
 from default_model import folder
 
@@ -233,6 +236,18 @@ def _lines(client: "subprocess.Popen[bytes]") -> list[dict[str, Any]]:
     return [json.loads(line) for line in said.splitlines()]
 
 
+@contextmanager
+def with_tokenizer(model: Path | None) -> Iterator[Path]:
+    """A folder with a tokenizer: the default model's, or that of `model`, made if it has none."""
+    if model is None or (model / "tokenizer.json").exists():
+        yield model or folder.ensure()
+        return
+    with tempfile.TemporaryDirectory(prefix="pagewire-bench-") as made:
+        config = json.loads(Path(shutil.copy(model / "config.json", made)).read_text())
+        vocabulary.write(Path(made), config["vocab_size"])
+        yield Path(made)
+
+
 def tell(line: GatewayMeasurement) -> str:
     """One row of the table."""
     offered = f"{line.offered_per_s:,.0f}" if line.offered_per_s else "all"
@@ -254,6 +269,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--tokens", type=int, default=400, help="per stream")
     parser.add_argument("--clients", type=int, default=2, help="processes that read")
     parser.add_argument("--processes", type=int, default=1, help="of the gateway")
+    parser.add_argument("--model", type=Path, help="model folder (default: the default model)")
     parser.add_argument("--json", type=Path, help="append one JSON object per line")
     args = parser.parse_args(arguments)
     where = {"hardware": hardware(), "commit": commit(), "streams": args.streams}
@@ -266,8 +282,11 @@ def main(arguments: Sequence[str]) -> int:
         f"{'':6}{'offered/s':>10}{'tokens/s':>11}{'per CPU s':>13}{'us/token':>9}{'CPU %':>7}"
         f"{'per msg':>9}{'p50 ms':>9}{'p99 ms':>9}{'KiB':>9}"
     )
-    with tempfile.NamedTemporaryFile(prefix="pagewire-bench-", suffix=".log") as log:
-        bench = GatewayBench(folder.ensure(), log, args.processes)
+    with (
+        tempfile.NamedTemporaryFile(prefix="pagewire-bench-", suffix=".log") as log,
+        with_tokenizer(args.model) as model,
+    ):
+        bench = GatewayBench(model, log, args.processes)
         for api in args.apis:
             first_ms = bench.first_byte_ms(api)
             print(f"{api:6}first byte {first_ms:.2f} ms after the request, without the scheduler")

@@ -1,7 +1,6 @@
 """Counts the open calls of each client, as `gateway.edge.clients` counts its HTTP requests."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import aclosing
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import grpc
@@ -15,7 +14,10 @@ Continuation = Callable[[grpc.HandlerCallDetails], Awaitable[Handler]]
 
 
 class CallLimit(grpc.aio.ServerInterceptor):
-    """Refuses calls of a client that has too many open; probes and reflection are not counted."""
+    """Refuses calls of a client that has too many open; probes and reflection are not counted.
+
+    SlowReaders must come after it: a handler that streams is a coroutine here.
+    """
 
     def __init__(self, open_requests: OpenRequests) -> None:
         self._open = open_requests
@@ -30,30 +32,19 @@ class CallLimit(grpc.aio.ServerInterceptor):
             return handler
         codecs = handler.request_deserializer, handler.response_serializer
         if handler.unary_unary is not None:
-            behavior = self._unary(method, handler.unary_unary)
+            behavior = self._counted(method, handler.unary_unary)
             return grpc.unary_unary_rpc_method_handler(behavior, *codecs)
         if handler.unary_stream is not None:
-            behavior = self._stream(method, handler.unary_stream)
+            behavior = self._counted(method, handler.unary_stream)
             return grpc.unary_stream_rpc_method_handler(behavior, *codecs)
         return handler
 
-    def _unary(self, method: str, behavior: Callable[[Any, Context], Awaitable[Any]]) -> Any:
+    def _counted(self, method: str, behavior: Callable[[Any, Context], Awaitable[Any]]) -> Any:
         async def counted(request: Any, context: Context) -> Any:
             METHOD.set(method)
             async with RefusalsAsStatuses(context):
                 with self._open.one_of(_address(context.peer())):
                     return await behavior(request, context)
-
-        return counted
-
-    def _stream(self, method: str, behavior: Callable[[Any, Context], AsyncIterator[Any]]) -> Any:
-        async def counted(request: Any, context: Context) -> AsyncIterator[Any]:
-            METHOD.set(method)
-            async with RefusalsAsStatuses(context):
-                with self._open.one_of(_address(context.peer())):
-                    async with aclosing(behavior(request, context)) as messages:  # type: ignore[type-var]
-                        async for message in messages:
-                            yield message
 
         return counted
 

@@ -68,9 +68,9 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
             name = self._pipeline.resolve_model(wanted.model).name
             indices, choices = self._choices(wanted, request.options)
             async with aclosing(generate_all(self._pipeline, choices)) as deltas:
-                async for position, delta in deltas:
+                async for delta in deltas:
                     response = pb.GenerateStreamResponse(request_id=wanted.request_id, model=name)
-                    write_delta(response.delta, delta, indices[position])
+                    write_delta(response.delta, delta, indices[delta.choice])
                     yield response
 
     async def Chat(self, request: pb.ChatRequest, context: Context) -> pb.ChatResponse:
@@ -91,9 +91,9 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
             name = self._pipeline.resolve_model(wanted.model).name
             indices, choices = self._choices(wanted, request.options)
             async with aclosing(generate_all(self._pipeline, choices)) as deltas:
-                async for position, delta in deltas:
+                async for delta in deltas:
                     response = pb.ChatStreamResponse(request_id=wanted.request_id, model=name)
-                    write_delta(response.delta, delta, indices[position])
+                    write_delta(response.delta, delta, indices[delta.choice])
                     yield response
 
     async def Tokenize(self, request: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:

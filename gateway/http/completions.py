@@ -64,7 +64,8 @@ async def _events(
     has_begun = False
     try:
         async with aclosing(generate_all(pipeline, wanted)) as deltas:
-            async for index, delta in deltas:
+            async for delta in deltas:
+                index = delta.choice
                 chunk = writer.chunk(index, delta)
                 if index not in opened:
                     opened.add(index)

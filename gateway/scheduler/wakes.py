@@ -49,39 +49,57 @@ class WakePace:
 
 
 class WakeQueue:
-    """Requests whose readers are to be woken."""
+    """Requests whose readers are to be woken, in passes: each reader once per pass."""
 
     def __init__(self, pace: WakePace) -> None:
         self._pace = pace
-        self._waiting: dict[LiveRequest, None] = {}  # in order; each once
+        # In order, each once: those that this pass has still to wake, and those of the next one.
+        self._waiting: dict[LiveRequest, None] = {}
+        self._next: dict[LiveRequest, None] = {}
         self._began_s = 0.0  # the last pass
-        self._is_running = False
-        self._timer: asyncio.TimerHandle | None = None  # of the next pass
+        self._planned: asyncio.Handle | None = None  # the next pass
 
     def add(self, touched: Iterable[LiveRequest]) -> None:
-        """Queues requests with new tokens or an end. First tokens do not wait for others."""
-        added = dict.fromkeys(touched)
-        self._waiting.update(added)
-        if self._is_running:
+        """Queues requests with new tokens or an end. First tokens do not wait for others.
+
+        A reader that this pass has woken already has to wait for the next one: else a pass that
+        takes longer than a step would never end, and no tokens gather.
+        """
+        if not self._waiting:
+            self._next.update(added := dict.fromkeys(touched))
+            self._plan(at_once=not all(live.has_delivered for live in added))
             return
+        for live in touched:
+            if live not in self._waiting:
+                queue = self._next if live.has_delivered else self._waiting
+                queue[live] = None
+
+    def _plan(self, *, at_once: bool = False) -> None:
         wait_s = self._began_s + self._pace.gather_s - time.monotonic()
-        if wait_s <= 0 or not all(live.has_delivered for live in added):
+        if at_once or wait_s <= 0:
             self._begin()
-        elif self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(wait_s, self._begin)
+        elif self._planned is None:
+            self._planned = asyncio.get_running_loop().call_later(wait_s, self._begin)
 
     def _begin(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        if self._planned is not None:
+            self._planned.cancel()
+            self._planned = None
         self._began_s = time.monotonic()
         self._pace.observe(self._began_s)
+        self._waiting, self._next = self._next, {}
         self._run()
 
     def _run(self) -> None:
         for live in list(islice(self._waiting, WAKES_PER_ROUND)):
             del self._waiting[live]
             live.wake()
-        self._is_running = bool(self._waiting)
-        if self._is_running:
-            asyncio.get_running_loop().call_soon(self._run)
+        loop = asyncio.get_running_loop()
+        if self._waiting:
+            loop.call_soon(self._run)
+        elif self._next:
+            self._planned = loop.call_soon(self._plan_next)
+
+    def _plan_next(self) -> None:
+        self._planned = None
+        self._plan()

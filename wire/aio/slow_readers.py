@@ -20,7 +20,11 @@ log = logging.getLogger(__name__)
 
 
 class SlowReaders(grpc.aio.ServerInterceptor):
-    """Watches the writes of handlers that are asynchronous generators."""
+    """Watches the writes of handlers that are asynchronous generators.
+
+    It makes a coroutine of each. As a server's last interceptor it spares the others, whose wrapped
+    generators would each cost something per message.
+    """
 
     def __init__(self, write_timeout_s: float) -> None:
         self._timeout_s = write_timeout_s

@@ -5,6 +5,7 @@ covered, those that are added later too. The status is INVALID_ARGUMENT; the mes
 BadRequest detail name the field.
 """
 
+import inspect
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
@@ -129,6 +130,9 @@ def _aio_unary_unary(behaviour: Any) -> Any:
 
 
 def _aio_unary_stream(behaviour: Any) -> Any:
+    if inspect.iscoroutinefunction(behaviour):  # it writes its messages itself
+        return _aio_unary_unary(behaviour)
+
     async def answer(request: Any, context: Any) -> AsyncIterator[Any]:
         await _aio_refuse_bad(request, context)
         responses = behaviour(request, context)

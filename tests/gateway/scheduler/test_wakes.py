@@ -132,6 +132,28 @@ def test_tokens_gather_while_the_last_ones_are_written() -> None:
     run(main())
 
 
+def test_tokens_gather_where_a_pass_over_all_readers_takes_longer_than_a_step() -> None:
+    async def main() -> None:
+        core = Core()
+        wakes = WakeQueue(WakePace(GATHER_S, core.used_s))
+        core.share = 0.9
+        await Stream(wakes).play(300)
+        streams = [Stream(wakes) for _ in range(10 * WAKES_PER_ROUND)]
+        for _ in range(12):
+            for stream in streams:
+                stream.live.add(5, None)
+            wakes.add([stream.live for stream in streams])
+            for _ in range(8):  # rounds, of which a pass needs ten
+                await asyncio.sleep(STEP_S / 8)
+        await asyncio.sleep(2 * GATHER_S)
+        for stream in streams:
+            assert [len(token_ids) for _, token_ids in stream.read].count(0) == 0
+            assert sum(len(token_ids) for _, token_ids in stream.read) == 12
+            assert len(stream.read) <= 6
+
+    run(main())
+
+
 def test_a_first_token_waits_for_no_other() -> None:
     async def main() -> None:
         core = Core()
