@@ -1,9 +1,12 @@
 """The converted model equals transformers' conversion of the same GGUF file."""
 
 import json
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+import gguf
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -28,6 +31,15 @@ TEXTS = {
     "almost special": "<|im_start |> < |im_end|> <|im_sta",
     "controls": "a\x00b\x07c\x7fd\ufeffe\u200bf\u00a0g",
 }
+
+
+@pytest.fixture(scope="module", autouse=True)
+def read_once() -> Iterator[None]:
+    """transformers reads the file anew for weights, configuration and tokenizer: 2 s each."""
+    read = cache(gguf.GGUFReader)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gguf, "GGUFReader", lambda path: read(str(path)))
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -22,6 +22,7 @@ from google.protobuf.json_format import MessageToDict
 from default_model.folder import ensure, ensure_file
 from pagewire.cli.launcher.services import LOOPBACK, Settings, plan
 from pagewire.v1 import scheduler_pb2, scheduler_pb2_grpc
+from tests.e2e.forks import warm
 from tests.pace import patience
 from tests.ports import free_port
 from tests.tiny_model import save_tiny_model
@@ -29,6 +30,10 @@ from tests.tiny_model import save_tiny_model
 ROOT = Path(__file__).parents[2]
 START_TIMEOUT_S = patience(180.0)
 STOP_TIMEOUT_S = patience(30.0)
+
+
+# A process of its own from the beginning, or a fork of one that has imported its libraries.
+Started = subprocess.Popen[bytes] | warm.Fork
 
 
 def environment_of_users(**variables: str) -> dict[str, str]:
@@ -52,7 +57,7 @@ class Product:
     worker_port: int = field(default_factory=free_port)
     scheduler_metrics_port: int = field(default_factory=free_port)
     worker_metrics_port: int = field(default_factory=free_port)
-    processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    processes: dict[str, Started] = field(default_factory=dict)
 
     @property
     def url(self) -> str:
@@ -99,15 +104,19 @@ class Product:
         """Starts a service of `pagewire up`, without a guard: tests kill and stop it themselves."""
         name = name or module
         spec = next(spec for spec in plan(settings, self.model) if spec.module == module)
-        log = (self.logs / f"{name}.log").open("ab")
-        self.processes[name] = subprocess.Popen(
-            [sys.executable, "-m", module, *spec.arguments],
-            cwd=ROOT,
-            stdout=log,
-            stderr=log,
-            env=environment_of_users(**self.environ),
-        )
-        log.close()
+        path, environ = self.logs / f"{name}.log", environment_of_users(**self.environ)
+        # Libraries may read variables of its own when they are imported.
+        if module in warm.LIBRARIES and not self.environ:
+            self.processes[name] = warm.start(module, spec.arguments, ROOT, path, environ)
+            return
+        with path.open("ab") as log:
+            self.processes[name] = subprocess.Popen(
+                [sys.executable, "-m", module, *spec.arguments],
+                cwd=ROOT,
+                stdout=log,
+                stderr=log,
+                env=environ,
+            )
 
     def wait_until_ready(self) -> None:
         deadline = time.monotonic() + START_TIMEOUT_S

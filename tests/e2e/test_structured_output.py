@@ -16,7 +16,7 @@ from tests.pace import patience
 from tests.schemas import Schema, make_schema
 
 # All 200 take many minutes on two cores; PAGEWIRE_ALL_SCHEMAS=1 runs them.
-NUM_SCHEMAS = 200 if os.environ.get("PAGEWIRE_ALL_SCHEMAS") else 24
+NUM_SCHEMAS = 200 if os.environ.get("PAGEWIRE_ALL_SCHEMAS") else 12
 N = 2
 MAX_TOKENS = 400
 TIMEOUT_S = patience(900)

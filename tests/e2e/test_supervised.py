@@ -23,9 +23,9 @@ from tests.pace import paced, patience
 pytestmark = pytest.mark.slow
 # Of each kind one over HTTP and one through the SDK; more by hand.
 NUM_STREAMS = int(os.environ.get("PAGEWIRE_KILL_STREAMS", "5"))
-NUM_TOKENS = 100
+NUM_TOKENS = 50  # of slow steps: streams last, and the cores are free for what starts
 OPTIONS = ("--device", "cpu", "--dtype", "float32", "--hang-timeout-s", str(paced(3.0)))
-SMALL = ("--worker-options=--threads 1 --kv-cache-gib 0.2",)
+SMALL = ("--worker-options=--threads 1 --kv-cache-gib 0.2 --failpoint=slow@1:0.04",)
 
 
 @pytest.fixture(scope="module")

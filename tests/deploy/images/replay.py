@@ -138,9 +138,8 @@ class _Steps:
         pip = {name: text for name, text in os.environ.items() if name.startswith("PIP_")}
         variables = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/root"}
         variables |= pip | self._replay.inherited(self._stage.name)
-        if "TORCH" in variables:
-            # Of the thousands of files that torch brings, few are imported here.
-            variables["PIP_COMPILE"] = "0"
+        # Of the thousands of files that libraries bring, few are imported here.
+        variables["PIP_COMPILE"] = "0"
         in_namespace(
             [
                 ["mount", "-t", "overlay", "overlay", "-o", layers, str(root)],

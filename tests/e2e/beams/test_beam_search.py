@@ -1,5 +1,6 @@
 """Beam search through the product: outputs of transformers whatever happens, and no block kept."""
 
+import os
 import random
 import threading
 import time
@@ -87,9 +88,10 @@ def of_transformers(
     return outputs
 
 
+# Each prompt is asked with two of the three kinds, or with all by PAGEWIRE_ALL_TOKENS=1.
 @pytest.mark.parametrize(
-    ("num_beams", "length_penalty", "early_stopping"),
-    [(2, 1.0, False), (4, 1.0, True), (4, 0.0, "never")],
+    ("num_beams", "length_penalty", "early_stopping", "left_out"),
+    [(2, 1.0, False, 0), (4, 1.0, True, 1), (4, 0.0, "never", 2)],
 )
 def test_twenty_prompts_have_the_outputs_of_transformers(
     cramped: Product,
@@ -98,11 +100,15 @@ def test_twenty_prompts_have_the_outputs_of_transformers(
     num_beams: int,
     length_penalty: float,
     early_stopping: Any,
+    left_out: int,
 ) -> None:
     beams = pagewire.BeamSearch(num_beams, length_penalty, early_stopping)
     (model,) = sdk.models()
-    num_stopped = num_equal = 0
+    num_stopped = num_asked = num_equal = 0
     for index, prompt in enumerate(PROMPTS):
+        if index % 3 == left_out and not os.environ.get("PAGEWIRE_ALL_TOKENS"):
+            continue
+        num_asked += num_beams
         # Every other prompt has tokens that are likely to end its outputs.
         stops = search(sdk, prompt, beams, n=1, max_tokens=6)[0].token_ids[3:5] if index % 2 else ()
         end_ids = [*model.eos_token_ids, *stops]
@@ -118,7 +124,7 @@ def test_twenty_prompts_have_the_outputs_of_transformers(
                 num_equal += 1
         num_stopped += sum(mine.finish_reason == "stop" for mine in found)
     assert num_stopped, "no output ended early: nothing was learned of ends"
-    assert num_equal >= 0.9 * num_beams * len(PROMPTS), "too many close calls"
+    assert num_equal >= 0.9 * num_asked, "too many close calls"
     wait_until_all_is_free(cramped)
 
 

@@ -21,7 +21,7 @@ from tests.pace import paced, patience
 from tests.ports import free_port
 
 pytestmark = pytest.mark.slow
-NUM_TOKENS = 120
+NUM_TOKENS = 80
 SMALL = ("--threads", "1", "--kv-cache-gib", "0.3", "--max-model-len", "1024")
 FENCED_OUT = 3
 NAMES = ("first", "second")

@@ -31,7 +31,7 @@ from tests.schemas import make_schema
 from wire.grammar import Vocabulary, new_matcher, read_vocabulary
 
 EOS, MAX_TOKENS = 2, 500
-NUM_SCHEMAS = 200 if os.environ.get("PAGEWIRE_ALL_SCHEMAS") else 30
+NUM_SCHEMAS = 200 if os.environ.get("PAGEWIRE_ALL_SCHEMAS") else 20
 FORM = {"type": "object", "properties": {"answer": {"type": "integer"}}, "required": ["answer"]}
 MARKERS = ["<|python_tag|>", "[TOOL_CALLS]", "[ARGS]"]
 MARKERS += [*formats.GLM_TOKENS, *kimi.TOKENS, *harmony.TOKENS]

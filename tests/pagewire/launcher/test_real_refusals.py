@@ -1,12 +1,14 @@
 """A model or a device that cannot be served: one sentence at the command, from the real worker."""
 
 import json
+import os
 import struct
 from pathlib import Path
 
 import pytest
 from tokenizers import Tokenizer, models
 
+from kernels.cpu.build import cache_folder
 from tests.pagewire.launcher.run_of_up import Up
 
 ROOT = Path(__file__).parents[3]
@@ -53,7 +55,8 @@ def model(tmp_path: Path) -> Path:
 )
 def test_what_the_worker_refuses_is_one_sentence_with_status_1(real, model, options, said):
     torch_finds_none = {"CUDA_VISIBLE_DEVICES": ""}
-    status, _, err = real.finish("--model", str(model), *options, **torch_finds_none)
+    compiled = {"PAGEWIRE_CACHE": str(cache_folder(os.environ).parent)}  # kernels of other tests
+    status, _, err = real.finish("--model", str(model), *options, **torch_finds_none, **compiled)
     assert status == 1
     assert said in err and "Traceback" not in err
     assert err.count("\n") == 1 and err.startswith("pagewire: error: the worker ended with status")

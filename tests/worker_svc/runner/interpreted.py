@@ -3,9 +3,11 @@
 Its limits are small, since every program of a kernel is interpreted.
 """
 
+import dataclasses
 import os
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -21,6 +23,7 @@ from worker_svc.runner.model_runner import ModelRunner
 
 CPU = torch.device("cpu")
 BLOCK_SIZE, BLOCKS_PER_SEQ = 8, 10
+MOST_SPLITS = 4  # of a row's context
 LIMITS = Limits(
     num_blocks=1 + 6 * BLOCKS_PER_SEQ,
     block_size=BLOCK_SIZE,
@@ -66,8 +69,13 @@ def interpreted_runner(llama_folder: Path, monkeypatch: pytest.MonkeyPatch) -> M
 
 def without_graphs(model: Decoder, monkeypatch: pytest.MonkeyPatch) -> ModelRunner:
     """The runner of CUDA with a model's fused layers; it launches what graphs would replay."""
-    from worker_svc.runner.cuda_runner import CudaRunner  # noqa: PLC0415 - Triton must interpret
+    from kernels.attention import decode_attention  # noqa: PLC0415 - Triton must interpret
+    from worker_svc.runner.cuda_runner import CudaRunner  # noqa: PLC0415
 
+    config = decode_attention._config
+    monkeypatch.setattr(
+        decode_attention, "_config", lambda *shape: _with_few_splits(config(*shape))
+    )
     model.fused = model._fuse()
     runner = CudaRunner(model, cache(model), LIMITS, CPU)
     graphs, decodes = runner._step_graphs, runner._decode_graphs
@@ -78,6 +86,11 @@ def without_graphs(model: Decoder, monkeypatch: pytest.MonkeyPatch) -> ModelRunn
     monkeypatch.setattr(graphs, "_endings", Launches(graphs._end))
     monkeypatch.setattr(decodes, "_graphs", Launches(decodes._step))
     return runner
+
+
+def _with_few_splits(config: Any) -> Any:
+    """Of hundreds of splits, each a program to interpret, a context of ten blocks fills one."""
+    return dataclasses.replace(config, num_splits=min(config.num_splits, MOST_SPLITS))
 
 
 class Launch:

@@ -36,7 +36,7 @@ class Images:
     libraries: Path  # of other distributions; the environment's path has LIBRARIES
     # Steps of a tiny model take no time. With this, streams last as long as those of a real one,
     # and the cores are free for what is tested.
-    worker_options: tuple[str, ...] = ("--failpoint=slow@1:0.05",)
+    worker_options: tuple[str, ...] = ("--failpoint=slow@1:0.2",)
 
     def find(self, reference: str) -> Image:
         """The image of a reference such as registry/pagewire-gateway:0.1.0. Raises NoImage."""
