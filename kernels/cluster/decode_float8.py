@@ -19,7 +19,7 @@ from kernels.cluster.program import CannotCompile, Kernel, Launch, Program
 
 SOURCE = Path(__file__).with_name("decode_float8.cu")
 # Warps of a block, and how many such blocks a multiprocessor holds.
-_RESIDENT = {3: 4, 2: 6}
+_RESIDENT = {3: 4, 4: 3}
 _DIMS = 128
 _MOST_HEADS = 8  # of queries that share a KV head
 _TILE = 16  # tokens

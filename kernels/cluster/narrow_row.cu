@@ -5,9 +5,8 @@
 //   GATED:     silu(gate) * up  [N / 2], where gate and up are the halves of y
 //   bias, residual, where they are given: added
 //
-// A multiprocessor has one block of this kernel, and room for one of the next. Its tiles are 16
-// outputs (and the 16 that they gate), and each warp has a slice of K, as in narrow_rows.cu, whose
-// numbers these are bit for bit. A warp copies bytes of its slice some steps ahead into a ring in
+// A multiprocessor has two blocks. Their tiles are 16 outputs (and the 16 that they gate), and each
+// warp has a slice of K, as in narrow_rows.cu, whose numbers these are bit for bit. A warp copies bytes of its slice some steps ahead into a ring in
 // shared memory, also those of the next tiles, the first ones before the wait for the kernel that
 // computes x. What is asked for after them comes after them, microseconds later; so all else that
 // the block needs, for all of its tiles, is asked for at once: x, and what a tile ends with.
@@ -15,12 +14,6 @@
 
 #ifndef GROUPS
 #define GROUPS 0  // of a step of an output that have scales of their own; 0: all columns have one
-#endif
-#ifndef LINEAR_STEPS
-#define LINEAR_STEPS 5
-#endif
-#ifndef GATED_STEPS
-#define GATED_STEPS 3
 #endif
 #define WARPS 8
 #define THREADS (WARPS * 32)
@@ -37,8 +30,8 @@ struct Ending {
 
 template <int PARTS>
 struct Shared {
-    // Under way, with the one that is computed; two blocks fit into a multiprocessor.
-    static constexpr int STEPS = PARTS == 2 ? GATED_STEPS : LINEAR_STEPS;
+    // Under way, with the one that is computed: with more, what is asked for later waits longer.
+    static constexpr int STEPS = PARTS == 2 ? 2 : 3;
     // Half of odd outputs is exchanged, so that outputs g and g + 1 are in different banks.
     uint4 bytes[WARPS][STEPS][PARTS * OUTPUTS][PIECES];
     // Scales of 16 outputs, then their offsets.

@@ -34,13 +34,11 @@ _FLOAT8, _INT4, _INT8 = 0, 1, 2
 _BY_ROW, _BY_SEGMENT, _BY_LANE = 0, 1, 2
 _TILES = (1, 2, 4)  # of 8 rows each
 _STEP = 128  # bytes of an output, of one row's kernel
-_STEPS = {1: 5, 2: 3}  # of its ring, by the number of outputs' parts
+_STEPS = {1: 3, 2: 2}  # of its ring, by the number of outputs' parts
 _MOST_TILES = 8  # of its block
 _MOST_COLUMNS = 16_384  # of its row; with a norm, half of them
 _ENDING_BYTES = 320  # of a tile
-# Blocks of one row for a multiprocessor: with two, more is under way, and groups of single lanes
-# compute too long to need it.
-_ROW_BLOCKS = {_BY_ROW: 2, _BY_SEGMENT: 2, _BY_LANE: 1}
+_ROW_BLOCKS = 2  # of one row's kernel, in a multiprocessor
 _MIN_CAPABILITY = (9, 0)
 
 log = logging.getLogger(__name__)
@@ -106,7 +104,7 @@ class NarrowRows:
         self._row = Program(ROW_SOURCE, {**stored, "GROUPS": layout.groups}, kept)
         device = torch.cuda.current_device()
         processors = torch.cuda.get_device_properties(device).multi_processor_count
-        self._row_blocks = processors * _ROW_BLOCKS[layout.scaled]
+        self._row_blocks = processors * _ROW_BLOCKS
         self._kernels: dict[tuple[str, int, int], Kernel] = {}
 
     def linear(

@@ -103,7 +103,7 @@ def ragged(group, block_size, kv_dtype):
 @kinds
 @pytest.mark.parametrize(
     ("group", "block_size", "warps"),
-    [(1, 16, 3), (2, 32, 2), (4, 16, 3), (4, 16, 2), (7, 64, 3), (8, 16, 2)],
+    [(1, 16, 3), (2, 32, 4), (4, 16, 3), (4, 16, 4), (7, 64, 3), (8, 16, 4)],
 )
 def test_the_kernel_of_many_rows_attends_to_what_is_stored(
     group, block_size, warps, kv_dtype, monkeypatch
