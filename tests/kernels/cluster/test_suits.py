@@ -58,11 +58,12 @@ def test_caches_that_suit(changed: dict, is_suited: bool) -> None:
 
 
 def test_arguments_are_those_of_the_sources() -> None:
-    for module, struct, fields in (
-        (narrow_rows, "Layer", narrow_rows._Layer._fields_),
-        (decode_float8, "Attention", decode_float8._Attention._fields_),
+    narrow = narrow_rows.ROW_SOURCE.with_name("narrow.cuh")
+    for source, struct, fields in (
+        (narrow, "Layer", narrow_rows._Layer._fields_),
+        (decode_float8.SOURCE, "Attention", decode_float8._Attention._fields_),
     ):
-        body = re.search(rf"struct {struct} {{(.*?)\n}};", module.SOURCE.read_text(), re.S)
+        body = re.search(rf"struct {struct} {{(.*?)\n}};", source.read_text(), re.S)
         assert body is not None
         lines = [line.split("//")[0] for line in body[1].splitlines()]
         declared = " ".join(lines).replace("*", " ").split(";")

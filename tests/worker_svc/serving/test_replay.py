@@ -215,7 +215,7 @@ def plant(monkeypatch: pytest.MonkeyPatch, step_id: int, row: int) -> Callable[[
         attend(self, *inputs)
         if now[0] == step_id and not calls:
             calls.append(step_id)
-            attended = inputs[-1]
+            attended, _offsets = inputs[-2:]
             attended[row].mul_(-7)
 
     monkeypatch.setattr(ModelRunner, "launch", launch)

@@ -108,6 +108,7 @@ def test_every_kernel_of_a_worker_is_found_once_and_compiled_without_a_device(fo
         "_row_kernel", "_rows_kernel", "_decode_kernel", "_gather_kernel", "_find_kernel",
         "_survey_kernel", "_list_kernel", "_draw_kernel", "_choose_kernel", "_tiled_linear_kernel",
         "_enter_kernel", "_gather_step_kernel", "_gather_last_kernel", "_penalize_kernel",
+        "_restrict_kernel",
     }  # fmt: skip
     # Both small caches and caches beyond 32-bit offsets are rehearsed, with many chunk sizes.
     assert names.count("_prefill_kernel") % 2 == 0
