@@ -74,7 +74,7 @@ class ByFileOrProduct(LoadScopeScheduling):
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
-    """With `-n auto`, two processes more than there are cores: many tests wait for what they killed.
+    """With `-n auto`, two processes more than cores: many tests wait for what they killed.
 
     The fast run's wait less: 44 s with one more, 55 with as many as cores (two).
     """
