@@ -106,8 +106,8 @@ class Product:
         name = name or module
         spec = next(spec for spec in plan(settings, self.model) if spec.module == module)
         path, environ = self.logs / f"{name}.log", environment_of_users(**self.environ)
-        # Libraries may read variables of its own when they are imported. Ranks of a killed worker end
-        # a moment after it: a fork would start sooner, and find their ports in use.
+        # Libraries may read variables of its own when they are imported. Ranks of a killed worker
+        # end a moment after it: a fork would start sooner, and find their ports in use.
         has_ranks = any("tensor-parallel-size" in word for word in spec.arguments)
         if module in warm.LIBRARIES and not self.environ and not has_ranks:
             self.processes[name] = warm.start(module, spec.arguments, ROOT, path, environ)
