@@ -37,15 +37,8 @@ def check_scales(scales: Tensor | None, cache_dtype: torch.dtype, num_kv_heads: 
     if (scales is None) == is_fp8(cache_dtype):
         have = "no scales" if scales is None else "scales"
         raise TypeError(f"a cache of {cache_dtype} has {have}: FP8 alone has some")
-    if scales is not None and (
-        scales.shape != (4, num_kv_heads)
-        or scales.dtype != torch.float32
-        or not scales.is_contiguous()
-    ):
-        raise ValueError(
-            f"scales must be contiguous float32 [4, {num_kv_heads}], not {scales.dtype} "
-            f"{tuple(scales.shape)}"
-        )
+    if scales is not None:
+        _check_table("scales", scales, (4, num_kv_heads))
 
 
 def check_offsets(
@@ -56,11 +49,14 @@ def check_offsets(
         return
     if not is_fp8(cache_dtype):
         raise TypeError(f"a cache of {cache_dtype} has offsets of keys: FP8 alone has some")
-    shape = num_kv_heads, head_dim
-    if offsets.shape != shape or offsets.dtype != torch.float32 or not offsets.is_contiguous():
+    _check_table("offsets", offsets, (num_kv_heads, head_dim))
+
+
+def _check_table(name: str, table: Tensor, shape: tuple[int, int]) -> None:
+    if table.shape != shape or table.dtype != torch.float32 or not table.is_contiguous():
         raise ValueError(
-            f"offsets must be contiguous float32 {list(shape)}, not {offsets.dtype} "
-            f"{tuple(offsets.shape)}"
+            f"{name} must be contiguous float32 {list(shape)}, not {table.dtype} "
+            f"{tuple(table.shape)}"
         )
 
 

@@ -83,8 +83,8 @@ struct Places {
 
 // The blocks of the next 32 tiles of a warp, one a lane. They are asked for long before their use,
 // since where memory has much to do, whatever is waited for takes microseconds.
-__device__ __forceinline__ int load_blocks(const Attention& given, const int* table, int first_tile) {
-    const int block = (first_tile + threadIdx.x % 32 * WARPS) * TILE >> given.block_bits;
+__device__ __forceinline__ int load_blocks(const Attention& given, const int* table, int first) {
+    const int block = (first + threadIdx.x % 32 * WARPS) * TILE >> given.block_bits;
     return block < given.table_stride ? table[block] : 0;
 }
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from kernels import fp8
-from kernels.cluster.program import CannotCompile, Kernel, Launch, Program
+from kernels.cluster.program import CannotCompile, Kernel, Launch, Program, num_processors
 
 SOURCE = Path(__file__).with_name("decode_float8.cu")
 # Warps of a block, and how many such blocks a multiprocessor holds.
@@ -80,8 +80,7 @@ class DecodeFloat8:
             warps: Program(SOURCE, {"WARPS": warps, "IS_E5M2": is_e5m2}, kept)
             for warps in _RESIDENT
         }
-        device = torch.cuda.current_device()
-        self._processors = torch.cuda.get_device_properties(device).multi_processor_count
+        self._processors = num_processors()
         self._kernels: dict[int, Kernel] = {}  # by number of blocks
 
     def attend(

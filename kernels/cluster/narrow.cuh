@@ -35,10 +35,10 @@ __device__ __forceinline__ u32 multiplied(u32 a, u32 b) {
     return r;
 }
 
-// ---- four numbers of a word as two pairs ---------------------------------------------------------
+// ---- four numbers of a word as two pairs -------------------------------------------------------
 
-// Exponent and mantissa of e4m3 stand at the same places of a bfloat16 that counts 2^120 times less,
-// also where they are subnormal.
+// Exponent and mantissa of e4m3 stand at the same places of a bfloat16 that counts 2^120 times
+// less, also where they are subnormal.
 __device__ __forceinline__ void widen_float8(u32 bytes, u32 (&pairs)[2]) {
     const u32 two_to_120 = 0x7b807b80u;
 #pragma unroll
@@ -49,8 +49,8 @@ __device__ __forceinline__ void widen_float8(u32 bytes, u32 (&pairs)[2]) {
     }
 }
 
-// As whole numbers plus `ADDED`, which bfloat16 has all of: a nibble is the last bits of 128, a byte
-// the last of 2^23 in float32.
+// As whole numbers plus `ADDED`, which bfloat16 has all of: a nibble is the last bits of 128, a
+// byte the last of 2^23 in float32.
 template <int KIND>
 constexpr float ADDED = KIND == INT4 ? 128.0f : 0.0f;
 template <int KIND>
@@ -61,11 +61,11 @@ __device__ __forceinline__ void widen(u32 bytes, u32 (&pairs)[2]) {
         pairs[1] = choose_bytes(bytes, 0x43434343u, 0x4342);
     }
     if constexpr (KIND == INT8) {
-    float wide[4];
+        float wide[4];
 #pragma unroll
-    for (int i = 0; i < 4; i++)
-        wide[i] = __uint_as_float(choose_bytes(bytes, 0x4b000000u, 0x7440 | i)) - 8388608.0f;
-    pairs[0] = packed(wide[0], wide[1]), pairs[1] = packed(wide[2], wide[3]);
+        for (int i = 0; i < 4; i++)
+            wide[i] = __uint_as_float(choose_bytes(bytes, 0x4b000000u, 0x7440 | i)) - 8388608.0f;
+        pairs[0] = packed(wide[0], wide[1]), pairs[1] = packed(wide[2], wide[3]);
     }
 }
 
@@ -77,8 +77,7 @@ __device__ __forceinline__ void widen_scaled(u32 bytes, float scale, float offse
     offset -= ADDED<KIND> * scale;
 #pragma unroll
     for (int i = 0; i < 2; i++)
-        pairs[i] =
-            packed(fmaf(low(pairs[i]), scale, offset), fmaf(high(pairs[i]), scale, offset));
+        pairs[i] = packed(fmaf(low(pairs[i]), scale, offset), fmaf(high(pairs[i]), scale, offset));
 }
 
 // 16 columns of x.
@@ -88,6 +87,15 @@ struct Columns {
 __device__ __forceinline__ Columns load_columns(const u16* from) {
     const uint4 *at = (const uint4*)from, a = at[0], b = at[1];
     return {{a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w}};
+}
+
+// Adds the squares of 16 columns of each row, which are on the diagonal of the sums.
+__device__ __forceinline__ void add_squares(float (&sums)[4], const Columns& x) {
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const u32 a = x.pairs[2 * i], b = x.pairs[2 * i + 1];
+        multiply16(sums, a, 0, b, 0, a, b);
+    }
 }
 
 // Adds 16 columns of two outputs, times those of x. Nibbles are the lower halves of bytes, or the

@@ -6,21 +6,21 @@
 //   bias, residual, where they are given: added
 //
 // A multiprocessor has two blocks. Their tiles are 16 outputs (and the 16 that they gate), and each
-// warp has a slice of K, as in narrow_rows.cu, whose numbers these are bit for bit. A warp copies bytes of its slice some steps ahead into a ring in
-// shared memory, also those of the next tiles, the first ones before the wait for the kernel that
-// computes x. What is asked for after them comes after them, microseconds later; so all else that
-// the block needs, for all of its tiles, is asked for at once: x, and what a tile ends with.
+// warp has a slice of K, as in narrow_rows.cu, whose numbers these are bit for bit. A warp copies
+// bytes of its slice some steps ahead into a ring in shared memory, also those of the next tiles,
+// the first ones before the wait for the kernel that computes x. What is asked for after them comes
+// after them, microseconds later; so all else that the block needs, for all of its tiles, is asked
+// for at once: x, and what a tile ends with.
+//
+// `narrow_rows.py` gives what its launches follow from: WARPS and MOST_TILES of a block, STEP bytes
+// of an output in a step, LINEAR_STEPS and GATED_STEPS of a ring with the one that is computed (with
+// more, what is asked for later waits longer), and GROUPS that have scales of their own in a step of
+// an output; 0: all columns have one.
 #include "narrow.cuh"
 
-#ifndef GROUPS
-#define GROUPS 0  // of a step of an output that have scales of their own; 0: all columns have one
-#endif
-#define WARPS 8
 #define THREADS (WARPS * 32)
-#define STEP 128         // bytes of an output in a step: two segments
-#define PIECES 8         // of 16 bytes in them
-#define MOST_TILES 8     // of a block
-#define MOST_CHUNKS 8    // of 8 columns of x, that a thread brings
+#define PIECES (STEP / 16)
+#define MOST_CHUNKS 8  // of 8 columns of x, that a thread brings
 #define SCALED (GROUPS == 0 ? BY_ROW : GROUPS <= 2 ? BY_SEGMENT : BY_LANE)
 
 // What a tile's outputs end with.
@@ -30,8 +30,7 @@ struct Ending {
 
 template <int PARTS>
 struct Shared {
-    // Under way, with the one that is computed: with more, what is asked for later waits longer.
-    static constexpr int STEPS = PARTS == 2 ? 2 : 3;
+    static constexpr int STEPS = PARTS == 2 ? GATED_STEPS : LINEAR_STEPS;
     // Half of odd outputs is exchanged, so that outputs g and g + 1 are in different banks.
     uint4 bytes[WARPS][STEPS][PARTS * OUTPUTS][PIECES];
     // Scales of 16 outputs, then their offsets.
@@ -52,7 +51,7 @@ struct Copies {
     // Asks for the next step of the block's tiles, if there is one.
     __device__ __forceinline__ void ask() {
         const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-        if (tile < num_tiles && begin < end) {
+        if (tile < num_tiles) {
 #pragma unroll
             for (int part = 0; part < PARTS; part++) {
                 const i64 first = tile * OUTPUTS + part * (layer.num_outputs / 2);
@@ -61,13 +60,13 @@ struct Copies {
 #pragma unroll
                 for (int i = 0; i < OUTPUTS / 4; i++) {
                     const int row = lane / 8 + 4 * i;
-                    copy16(&memory.bytes[warp][slot][part * OUTPUTS + row][exchanged(row, lane % 8)],
-                           from + (i64)(4 * i) * layer.num_bytes);
+                    uint4* to = memory.bytes[warp][slot][part * OUTPUTS + row];
+                    copy16(to + exchanged(row, lane % 8), from + (i64)(4 * i) * layer.num_bytes);
                 }
                 if (GROUPS == 0 || (KIND == FLOAT8 && lane >= OUTPUTS)) continue;
                 const float* scales = lane < OUTPUTS ? layer.scales : layer.offsets;
-                const int column = KIND == INT4 ? 2 * byte : byte;
-                scales += (first + lane % OUTPUTS) * layer.num_groups + (column >> layer.group_bits);
+                const int group = (KIND == INT4 ? 2 * byte : byte) >> layer.group_bits;
+                scales += (first + lane % OUTPUTS) * layer.num_groups + group;
                 float* to = memory.scales[warp][slot][part][lane];
                 if (GROUPS == 1) copy4(to, scales);
                 if (GROUPS == 2) copy8(to, scales);
@@ -100,10 +99,11 @@ __device__ __forceinline__ void add_step(float (&sums)[PARTS][1][4], const Share
         if (GROUPS) {
             const int group = segment * GROUPS / 2 + (GROUPS > 2 ? t * GROUPS / 8 : 0);
 #pragma unroll
-            for (int i = 0; i < 4 * PARTS; i++)
+            for (int i = 0; i < 4 * PARTS; i++) {
+                const int of = g + i % 4 / 2 * 8 + i % 2 * OUTPUTS;
                 if (KIND != FLOAT8 || i % 2 == 0)
-                    scales[i / 4][i % 4] =
-                        memory.scales[warp][slot][i / 4][g + i % 4 / 2 * 8 + i % 2 * OUTPUTS][group];
+                    scales[i / 4][i % 4] = memory.scales[warp][slot][i / 4][of][group];
+            }
         }
 #pragma unroll
         for (int half = 0; half < HALVES; half++) {
@@ -133,14 +133,10 @@ __device__ __forceinline__ float squares_of(const u16* slice, int num_bytes, int
     for (int segment = 0; segment < num_bytes; segment += SEGMENT)
 #pragma unroll
         for (int half = 0; half < (KIND == INT4 ? 2 : 1); half++) {
+            const int column = first_column<KIND>(segment + lane * 16, half, group_bits);
             Columns plain = {};
-            if (lane < 4)
-                plain = load_columns(slice + first_column<KIND>(segment + lane * 16, half, group_bits));
-#pragma unroll
-            for (int i = 0; i < 4; i++) {  // on the diagonal
-                const u32 a = plain.pairs[2 * i], b = plain.pairs[2 * i + 1];
-                multiply16(squares, a, 0, b, 0, a, b);
-            }
+            if (lane < 4) plain = load_columns(slice + column);
+            add_squares(squares, plain);
         }
     return squares[0];
 }
@@ -177,7 +173,8 @@ __device__ __forceinline__ void bring(Shared<PARTS>& memory, const Layer& layer,
         uint4 y = columns[i];
         if (NORM) {
             const int in_slice = num_chunks / WARPS;
-            ((uint4*)memory.bytes[chunk / in_slice][Shared<PARTS>::STEPS - 1])[chunk % in_slice] = y;
+            uint4* slice = memory.bytes[chunk / in_slice][Shared<PARTS>::STEPS - 1][0];
+            slice[chunk % in_slice] = y;
             const uint4& norm = norms[i];
             y = make_uint4(multiplied(y.x, norm.x), multiplied(y.y, norm.y),
                            multiplied(y.z, norm.z), multiplied(y.w, norm.w));

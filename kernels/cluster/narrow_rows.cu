@@ -99,14 +99,12 @@ __device__ __forceinline__ void run(const Layer& layer) {
                 if (NORM) {
                     const Columns norm = load_columns(layer.norm + column);
 #pragma unroll
-                    for (int tile = 0; tile < TILES; tile++)
+                    for (int tile = 0; tile < TILES; tile++) {
+                        add_squares(squares[tile], x[tile]);
 #pragma unroll
-                        for (int i = 0; i < 4; i++) {
-                            u32 &a = x[tile].pairs[2 * i], &b = x[tile].pairs[2 * i + 1];
-                            multiply16(squares[tile], a, 0, b, 0, a, b);  // on the diagonal
-                            a = multiplied(a, norm.pairs[2 * i]);
-                            b = multiplied(b, norm.pairs[2 * i + 1]);
-                        }
+                        for (int i = 0; i < 8; i++)
+                            x[tile].pairs[i] = multiplied(x[tile].pairs[i], norm.pairs[i]);
+                    }
                 }
                 if (BY == BY_SEGMENT && KIND != FLOAT8) add_sums(ones, x);
 #pragma unroll
@@ -168,7 +166,7 @@ __device__ __forceinline__ void run(const Layer& layer) {
 #define KERNEL(name, norm, gated, tiles)                                         \
     extern "C" __global__ void __launch_bounds__(WARPS * 32, tiles == 4 ? 1 : 2) \
         name##_##tiles(const __grid_constant__ Layer layer) {                    \
-        run<STORED, SCALED, norm, gated, tiles>(layer);                       \
+        run<STORED, SCALED, norm, gated, tiles>(layer);                          \
     }
 #define KERNELS(name, norm, gated) \
     KERNEL(name, norm, gated, 1) KERNEL(name, norm, gated, 2) KERNEL(name, norm, gated, 4)

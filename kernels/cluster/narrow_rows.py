@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from kernels.cluster.program import CannotCompile, Kernel, Launch, Program
+from kernels.cluster.program import CannotCompile, Kernel, Launch, Program, num_processors
 from kernels.quantized.narrow import NarrowWeight
 
 ROWS_SOURCE = Path(__file__).with_name("narrow_rows.cu")
@@ -33,12 +33,16 @@ WARPS = 8
 _FLOAT8, _INT4, _INT8 = 0, 1, 2
 _BY_ROW, _BY_SEGMENT, _BY_LANE = 0, 1, 2
 _TILES = (1, 2, 4)  # of 8 rows each
-_STEP = 128  # bytes of an output, of one row's kernel
-_STEPS = {1: 3, 2: 2}  # of its ring, by the number of outputs' parts
-_MOST_TILES = 8  # of its block
-_MOST_COLUMNS = 16_384  # of its row; with a norm, half of them
-_ENDING_BYTES = 320  # of a tile
-_ROW_BLOCKS = 2  # of one row's kernel, in a multiprocessor
+_MOST_COLUMNS = 16_384  # of one row's kernel; with a norm, half of them
+_ENDING_BYTES = 320  # of its tile
+# What one row's kernel is given, and how many of its blocks a multiprocessor has.
+_STEP = 128
+_STEPS = {1: 3, 2: 2}  # by the number of outputs' parts
+_MOST_TILES = 8
+_ROW = {
+    "STEP": _STEP, "LINEAR_STEPS": _STEPS[1], "GATED_STEPS": _STEPS[2], "MOST_TILES": _MOST_TILES,
+}  # fmt: skip
+_ROW_BLOCKS = 2
 _MIN_CAPABILITY = (9, 0)
 
 log = logging.getLogger(__name__)
@@ -101,10 +105,8 @@ class NarrowRows:
         stored = {"STORED": layout.stored, "WARPS": WARPS}
         self._layout = layout
         self._rows = Program(ROWS_SOURCE, {**stored, "SCALED": layout.scaled}, kept)
-        self._row = Program(ROW_SOURCE, {**stored, "GROUPS": layout.groups}, kept)
-        device = torch.cuda.current_device()
-        processors = torch.cuda.get_device_properties(device).multi_processor_count
-        self._row_blocks = processors * _ROW_BLOCKS
+        self._row = Program(ROW_SOURCE, {**stored, **_ROW, "GROUPS": layout.groups}, kept)
+        self._row_blocks = num_processors() * _ROW_BLOCKS
         self._kernels: dict[tuple[str, int, int], Kernel] = {}
 
     def linear(

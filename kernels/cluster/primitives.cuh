@@ -106,9 +106,8 @@ __device__ __forceinline__ void send(u32 address, u32 rank, u16 x) {
     asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
     asm volatile("st.shared::cluster.u16 [%0], %1;" ::"r"(there), "h"(x) : "memory");
 }
-__device__ __forceinline__ void barrier_init(u32 barrier, u32 arrivals = 1) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals)
-                 : "memory");
+__device__ __forceinline__ void barrier_init(u32 barrier) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(barrier) : "memory");
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 __device__ __forceinline__ void barrier_expect(u32 barrier, u32 num_bytes) {
@@ -116,23 +115,15 @@ __device__ __forceinline__ void barrier_expect(u32 barrier, u32 num_bytes) {
                  "r"(num_bytes)
                  : "memory");
 }
-__device__ __forceinline__ void barrier_arrive(u32 barrier) {
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
-}
-// Until the phase with this parity is over; of a new barrier, the one before the first is.
-__device__ __forceinline__ void barrier_wait(u32 barrier, u32 parity = 0) {
+__device__ __forceinline__ void barrier_wait(u32 barrier) {
     u32 done = 0;
     while (!done)
         asm volatile(
-            "{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; "
+            "{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], 0; "
             "selp.u32 %0, 1, 0, p; }"
             : "=r"(done)
-            : "r"(barrier), "r"(parity)
+            : "r"(barrier)
             : "memory");
-}
-// Of the first so many threads of a block.
-__device__ __forceinline__ void some_threads_wait(u32 num_threads) {
-    asm volatile("bar.sync 1, %0;" ::"r"(num_threads) : "memory");
 }
 // A lane's own copies, which others see after a barrier; a group of them ends with end_of_copies.
 __device__ __forceinline__ void copy16(void* to, const void* from) {

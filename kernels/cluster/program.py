@@ -22,6 +22,12 @@ class CannotCompile(RuntimeError):
     """Raised when this machine cannot compile or load a program; the message says why."""
 
 
+def num_processors() -> int:
+    """Multiprocessors of the current device."""
+    device = torch.cuda.current_device()
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
 @dataclass(frozen=True, slots=True)
 class Launch:
     """Where and when a kernel runs."""
