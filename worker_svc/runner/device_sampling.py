@@ -70,13 +70,12 @@ def sample_rows(
     placed = given if isinstance(given, PlacedLogits) else None
     part = given.part if isinstance(given, PlacedLogits) else given
     wanted, processors = sampling.wanted, sampling.logits_processors
-    raw = has_choice = None
+    raw = top = has_choice = None
     index = _upload(slots, staged, sampling, placed)
-    top = None
     if len(wanted) or processors:
         logits = part.whole()  # [S, V]
         if len(wanted):
-            raw = logits.index_select(0, index.wanted).float().log_softmax(-1)  # [N, V]
+            raw = logprobs.distributions(logits, index.wanted)  # [N, V]
             top = logprobs.likeliest(raw, wanted)
         if processors:
             logits = logits.float()

@@ -76,9 +76,9 @@ class Logprobs:
         )
 
 
-def distributions(logits: Tensor, rows: IntColumn) -> Tensor:
+def distributions(logits: Tensor, rows: Tensor) -> Tensor:
     """Log probabilities [N, V] of some rows of logits [R, V]; a copy."""
-    return logits.index_select(0, upload_array(logits.device, rows)).float().log_softmax(-1)
+    return logits.index_select(0, rows).float().log_softmax(-1)
 
 
 @dataclass(frozen=True, slots=True)

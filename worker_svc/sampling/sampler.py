@@ -22,7 +22,6 @@ from worker_svc.protocol.step import IntColumn
 from worker_svc.sampling import logprobs
 from worker_svc.sampling.logits_processors import (
     LogitsProcessors,
-    Penalize,
     process_logits,
 )
 from worker_svc.sampling.logprobs import Logprobs, Wanted
@@ -133,38 +132,28 @@ def sample_part(part: VocabPart, rows: SamplingRows) -> Sampled:
 def sample(logits: Tensor, rows: SamplingRows) -> Sampled:
     """Chooses a token per row of logits [R, V] float32, which it may overwrite."""
     wanted = rows.wanted
-    raw = logprobs.distributions(logits, wanted.rows) if len(wanted) else None  # [N, V]
+    raw = None
+    if len(wanted):
+        index = _to(wanted.rows, logits)
+        raw = logprobs.distributions(logits, index)  # [N, V]
     checked = process_and_check(logits, rows.logits_processors)
     is_good = checked.is_good
     token_ids = _choose(logits, rows, is_good).masked_fill_(~is_good, 0)
     if raw is None:
         return Sampled(token_ids, checked.finite, None, checked.has_choice)
-    sampled = token_ids.index_select(0, _to(wanted.rows, token_ids))
+    sampled = token_ids.index_select(0, index)
     found = logprobs.look_up(raw, wanted, sampled, logprobs.likeliest(raw, wanted))
     return Sampled(token_ids, checked.finite, found, checked.has_choice)
 
 
-def process_and_check(
-    logits: Tensor,
-    logits_processors: LogitsProcessors,
-    rows: Tensor | None = None,
-    penalize: Penalize | None = None,
-) -> Checked:
-    """Applies logits processors to logits [R, V] in place and checks the rows.
-
-    With `rows` [N], which must include every row that changes, only these are checked. `penalize`
-    applies the penalties; None: torch does.
-    """
-
-    def checked() -> Tensor:
-        return logits if rows is None else logits.index_select(0, rows)
-
+def process_and_check(logits: Tensor, logits_processors: LogitsProcessors) -> Checked:
+    """Applies logits processors to logits [R, V] in place and checks the rows."""
     # A sum is finite only if every term is, and needs no mask of the whole matrix.
-    finite = checked().sum(-1).isfinite()  # [R]
+    finite = logits.sum(-1).isfinite()  # [R]
     if not logits_processors:
         return Checked(finite)
-    process_logits(logits, logits_processors, penalize)
-    largest = checked().amax(-1)
+    process_logits(logits, logits_processors)
+    largest = logits.amax(-1)
     has_choice = largest != float("-inf")
     finite &= largest.isfinite() | ~has_choice
     return Checked(finite, has_choice | ~finite)
