@@ -2,9 +2,6 @@
 
 import random
 import socket
-import time
-
-from tests.pace import patience
 
 # Below those that the kernel gives to outgoing connections, which could take a port meanwhile.
 FIRST, LAST = 10_000, 30_000
@@ -27,19 +24,3 @@ def _is_free(port: int) -> bool:
         except OSError:
             return False
     return port not in _given
-
-
-def await_closed(port: int) -> None:
-    """Waits until nothing listens on a port: ranks end a moment after the worker that is killed.
-
-    Not for long, since one that is stopped goes on listening.
-    """
-    deadline_s = time.monotonic() + patience(5.0)
-    while time.monotonic() < deadline_s:
-        try:
-            socket.create_connection(("127.0.0.1", port), timeout=1.0).close()
-        except ConnectionRefusedError:
-            return
-        except OSError:
-            pass
-        time.sleep(0.02)

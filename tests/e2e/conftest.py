@@ -24,7 +24,7 @@ from pagewire.cli.launcher.services import LOOPBACK, Settings, plan
 from pagewire.v1 import scheduler_pb2, scheduler_pb2_grpc
 from tests.e2e.forks import warm
 from tests.pace import patience
-from tests.ports import await_closed, free_port
+from tests.ports import free_port
 from tests.tiny_model import save_tiny_model
 
 ROOT = Path(__file__).parents[2]
@@ -72,7 +72,6 @@ class Product:
 
     def start_worker(self, *options: str, port: int | None = None, name: str = "") -> None:
         metrics = () if port else ("--metrics-port", str(self.worker_metrics_port))
-        await_closed(port or self.worker_port)
         settings = replace(
             self._settings,
             worker_port=port or self.worker_port,

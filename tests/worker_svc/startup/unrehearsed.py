@@ -54,13 +54,13 @@ def run(runner: CudaRunner, num_decodes: int, *prompts: int) -> None:
     if num_decodes and prompts:
         parts = inputs._split(step.attention, num_decodes)
         step = replace(step, attention=replace(step.attention, parts=parts))
-    nobody = torch.full((num_decodes + len(prompts),), -1, dtype=torch.int32, device=META)
-    all_rows = torch.zeros(len(nobody), dtype=torch.int64, device=META)
+    no_slots = torch.full((num_decodes + len(prompts),), -1, dtype=torch.int32, device=META)
+    all_rows = torch.zeros(len(no_slots), dtype=torch.int64, device=META)
     last = inputs.last_tokens(all_rows, all_rows, step.attention) if prompts else None
     part = runner._model.vocab_part(runner._forward(step, last))
     for filters in (False, True):
-        runner.slots.sample(part, nobody, filters)
-    penalize(runner, len(nobody))
+        runner.slots.sample(part, no_slots, filters)
+    penalize(runner, len(no_slots))
 
 
 def penalize(runner: CudaRunner, num_rows: int) -> None:
