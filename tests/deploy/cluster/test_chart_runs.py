@@ -25,7 +25,7 @@ from tests.pace import patience
 pytestmark = pytest.mark.slow
 NUM_OF_EACH = 5  # one of each kind over HTTP, and one through the SDK
 # A stream must outlast the wait before a pod's SIGTERM, however fast the machine is.
-NUM_TOKENS, MOST_TOKENS, LEAST_S = 25, 1_600, 2.5
+NUM_TOKENS, MOST_TOKENS, LEAST_S = 25, 1_600, 5.0
 MOST_TURNS = 4  # of an upgrade, until one met streams
 SMALL = {
     "gateway": {"replicas": 2, "preStopSeconds": 1},
