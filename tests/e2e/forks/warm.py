@@ -81,7 +81,8 @@ class Fork:
 def start(
     module: str, arguments: Sequence[str], folder: Path, log: Path, environ: Mapping[str, str]
 ) -> Fork:
-    """Starts a service in `folder`; what it says is added to `log`."""
+    """Starts a service in `folder`; what it says is added to `log`, which is there on return."""
+    log.touch()
     asked = socket.socket(socket.AF_UNIX)
     asked.settimeout(START_S)
     asked.connect(_address_of(module))
