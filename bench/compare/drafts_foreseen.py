@@ -2,8 +2,8 @@
 
     python -m bench.compare.drafts_foreseen [--method ngram suffix] [--streams 1 4]
 
-A product without drafts answers prompts and is recorded. The recording is simulated with drafts and
-without; then products with drafts answer the same prompts, and are recorded for what was accepted.
+Products without drafts and with them answer the same prompts in turn, and are recorded. The
+recording without drafts is simulated, without and with them; the others say what was accepted.
 """
 
 import argparse
@@ -87,10 +87,13 @@ def _compare(
     configs |= {method: {"method": method} for method in options.method}
     with ExitStack() as stack:
         folders = {name: Path(stack.enter_context(TemporaryDirectory())) for name in configs}
-        for name, config in configs.items():
-            record = ("--record", str(folders[name]), "--record-prompts", "keep")
-            with served(options, config, *record) as client:
-                for _ in range(options.rounds):
+        with ExitStack() as products:
+            clients = []
+            for name, config in configs.items():
+                record = ("--record", str(folders[name]), "--record-prompts", "keep")
+                clients.append(products.enter_context(served(options, config, *record)))
+            for _ in range(options.rounds):
+                for client in clients:  # in turn, so that all see the same machine
                     answered(client, workload, num_streams, options.max_tokens)
         foreseen = {name: _simulated(folders["off"], config) for name, config in configs.items()}
         found = {name: _served(folder) for name, folder in folders.items()}
