@@ -1,12 +1,13 @@
 """Runs several requests of one call concurrently and ends them together.
 
 A call is admitted or refused as a whole, with its first request. Where the others find the queue
-full they wait and come back when they are told to: their places are reserved by then.
+full they wait and come back when they are told to: their places are reserved by then. Of a large
+call only so many are submitted at once, so that other callers wait for these and not for all.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Coroutine, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Sequence
+from contextlib import aclosing, asynccontextmanager
 from typing import Any, TypeVar
 
 from gateway.embeddings import PromptEmbedding
@@ -27,12 +28,15 @@ async def complete_all(
     what errors call its messages.
     """
 
+    turns = _Turns(pipeline)
+
     async def complete(index: int, request: GenerationRequest) -> list[WholeOutput]:
         try:
-            if request.beams is not None:
-                return await _search_patiently(index, pipeline, request)
-            async with aclosing(_patiently(index, pipeline, request)) as deltas:
-                return [completion_of([delta async for delta in deltas])]
+            async with turns.one_for(request) as request:
+                if request.beams is not None:
+                    return await _search_patiently(index, pipeline, request)
+                async with aclosing(_patiently(index, pipeline, request)) as deltas:
+                    return [completion_of([delta async for delta in deltas])]
         except RequestError as error:
             if not names:
                 raise
@@ -50,14 +54,12 @@ async def embed_all(
     Errors name the input by its index in `field`.
     """
 
+    turns = _Turns(pipeline)
+
     async def embed(index: int, request: GenerationRequest) -> PromptEmbedding:
         try:
-            while True:
-                try:
-                    embedding = await pipeline.embed(request)
-                    break
-                except RequestError as error:
-                    await _wait_or_raise(index, error)
+            async with turns.one_for(request) as request:
+                embedding = await _embed_patiently(index, pipeline, request)
         except RequestError as error:
             name = field if len(requests) == 1 else f"{field}[{index}]"
             raise error.renamed("prompt", name) from error
@@ -93,8 +95,9 @@ async def _merged(
     pipeline: Pipeline, requests: Sequence[GenerationRequest]
 ) -> AsyncGenerator[OutputDelta, None]:
     merged: asyncio.Queue[OutputDelta | None] = asyncio.Queue()
+    turns = _Turns(pipeline)
     tasks = [
-        asyncio.create_task(_pump(index, pipeline, request, merged))
+        asyncio.create_task(_pump(index, pipeline, request, turns, merged))
         for index, request in enumerate(requests)
     ]
     try:
@@ -116,10 +119,14 @@ async def _pump(
     index: int,
     pipeline: Pipeline,
     request: GenerationRequest,
+    turns: "_Turns",
     merged: asyncio.Queue[OutputDelta | None],
 ) -> None:
     try:
-        async with aclosing(_patiently(index, pipeline, request)) as deltas:
+        async with (
+            turns.one_for(request) as request,
+            aclosing(_patiently(index, pipeline, request)) as deltas,
+        ):
             async for delta in deltas:
                 merged.put_nowait(delta._replace(choice=index))
     finally:
@@ -137,7 +144,7 @@ async def _patiently(
                     yield delta
             return
         except RequestError as error:
-            await _wait_or_raise(index, error)
+            request = await _come_back(index, pipeline, request, error)
 
 
 async def _search_patiently(
@@ -148,14 +155,55 @@ async def _search_patiently(
         try:
             return await search(pipeline, request)
         except RequestError as error:
-            await _wait_or_raise(index, error)
+            request = await _come_back(index, pipeline, request, error)
 
 
-async def _wait_or_raise(index: int, error: RequestError) -> None:
-    """Waits as long as the refusal advises. Raises it when it refuses the whole call."""
+async def _embed_patiently(
+    index: int, pipeline: Pipeline, request: GenerationRequest
+) -> PromptEmbedding:
+    while True:
+        try:
+            return await pipeline.embed(request)
+        except RequestError as error:
+            request = await _come_back(index, pipeline, request, error)
+
+
+async def _come_back(
+    index: int, pipeline: Pipeline, request: GenerationRequest, error: RequestError
+) -> GenerationRequest:
+    """The request to submit once it has waited as long as the refusal advises.
+
+    Raises the refusal when it is of the whole call.
+    """
     if index == 0 or error.kind is not ErrorKind.OVERLOADED or error.retry_after_s is None:
         raise error
-    await asyncio.sleep(error.retry_after_s)
+    began_s = pipeline.now()
+    with pipeline.preparing():
+        await asyncio.sleep(error.retry_after_s)
+    return request.after(pipeline.now() - began_s)
+
+
+class _Turns:
+    """The turns of one call's outputs with the scheduler, in their order."""
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        self._pipeline = pipeline
+        self._free = asyncio.Semaphore(pipeline.readiness.most_of_call)
+
+    @asynccontextmanager
+    async def one_for(self, request: GenerationRequest) -> AsyncIterator[GenerationRequest]:
+        """Waits for a turn, which ends with the block; yields what is to be submitted then."""
+        if self._free.locked():
+            began_s = self._pipeline.now()
+            with self._pipeline.preparing():
+                await self._free.acquire()
+            request = request.after(self._pipeline.now() - began_s)
+        else:
+            await self._free.acquire()  # at once
+        try:
+            yield request
+        finally:
+            self._free.release()
 
 
 async def _stop(tasks: Sequence[asyncio.Task[object]]) -> None:

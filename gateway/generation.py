@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import NamedTuple
 
@@ -216,6 +216,7 @@ class GenerationRequest:
     pooling: PromptPooling | None = None  # return hidden states instead of an output
     num_deaths: int = 0  # of gateways, in a row, while it ran there
     beams: BeamOptions | None = None  # None: tokens are sampled
+    is_accepted: bool = False  # with its call: a gateway that drains computes it all the same
 
     def __post_init__(self) -> None:
         if self.structure is not None and self.sampling.ignore_eos:
@@ -233,6 +234,13 @@ class GenerationRequest:
             limits.check_bytes(f"bad_words[{index}]", word, limits.MAX_BAD_WORD_BYTES)
             if not word.strip():
                 raise invalid(f"bad_words[{index}]", "is empty")
+
+    def after(self, waited_s: float) -> "GenerationRequest":
+        """The same, as part of an accepted call, once it has waited for its submission."""
+        standing = self.standing
+        if standing.timeout_s is not None:
+            standing = replace(standing, timeout_s=standing.timeout_s - waited_s)
+        return replace(self, standing=standing, is_accepted=True)
 
     def check(self, vocab_size: int) -> None:
         """Raises RequestError naming the first field that is out of range."""

@@ -71,7 +71,7 @@ class Pipeline:
         self._tokenizer = tokenizer
         self.chat_format = chat_format
         self.link = link
-        self._readiness = readiness
+        self.readiness = readiness
         self._clock = clock
         self.metrics = metrics or RequestMetrics.unread()
         self._tracer = tracer
@@ -87,7 +87,7 @@ class Pipeline:
 
     @contextmanager
     def preparing(self) -> Iterator[None]:
-        """Counts a request until it is live; nothing may be awaited in between."""
+        """Counts a request that is not live yet; until it is, nothing may be awaited outside."""
         self._num_preparing += 1
         try:
             yield
@@ -118,7 +118,7 @@ class Pipeline:
         """The span of a request; None when tracing is off."""
         if self._tracer is None:
             return None
-        model = self._readiness.current.model
+        model = self.readiness.current.model
         name = "" if model is None else model.name
         return OutputSpan.begin(self._tracer, request, name, self._clock())
 
@@ -126,9 +126,9 @@ class Pipeline:
         """The clock of Progress, in seconds."""
         return self._clock()
 
-    def resolve_model(self, name: str | None) -> ServedModel:
+    def resolve_model(self, name: str | None, *, is_accepted: bool = False) -> ServedModel:
         """The model that a request names. Raises RequestError when it is not the one served."""
-        model = self._readiness.require_model()
+        model = self.readiness.require_model(is_accepted=is_accepted)
         if name is not None and name != model.name:
             problem = f"model: {name!r} is not served here, {model.name!r} is"
             raise RequestError(ErrorKind.MODEL_NOT_FOUND, problem, field="model")
@@ -208,7 +208,7 @@ class Pipeline:
 
         Raises RequestError.
         """
-        model = self.resolve_model(request.model)
+        model = self.resolve_model(request.model, is_accepted=request.is_accepted)
         self._check_priority(request)
         request.check(model.vocab_size)
         request = self._with_structure(request)
@@ -253,7 +253,7 @@ class Pipeline:
 
     def _check_priority(self, request: GenerationRequest) -> None:
         """Raises RequestError for a priority that the scheduler would ignore."""
-        priority, policy = request.standing.priority, self._readiness.current.policy
+        priority, policy = request.standing.priority, self.readiness.current.policy
         if priority and policy not in ("", PRIORITY_POLICY):  # empty: not reported
             problem = f"{priority} is of no use: the scheduler's policy is {policy}; send 0 or none"
             raise unsupported("priority", problem)
@@ -371,7 +371,7 @@ class Pipeline:
         return embedding_of(arrival.prompt_outputs, arrival.end.usage)
 
     async def _embed(self, request: GenerationRequest) -> TokenArrival:
-        model = self.resolve_model(request.model)
+        model = self.resolve_model(request.model, is_accepted=request.is_accepted)
         self._check_priority(request)
         with self.preparing():
             prompt = await self._tokenize(request, model)

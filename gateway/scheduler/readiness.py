@@ -22,6 +22,7 @@ POLL_INTERVAL_S = 1.0
 POLL_TIMEOUT_S = 2.0
 WAIT_POLL_S = 0.1
 PRIORITY_POLICY = "priority"  # the one under which priorities count
+MOST_OF_CALL = 128  # outputs, until a scheduler says how many run at once
 LONGEST_POLL_S = 30.0  # of a scheduler that did not answer in time before
 
 log = logging.getLogger("gateway.scheduler.readiness")
@@ -81,11 +82,23 @@ class ReadinessWatch:
         self._is_draining = False
         self._warned_of = ""  # version of llguidance
         self.kv_cache = KvCache()
+        self._max_num_seqs = 0  # unknown
         self.current = Readiness(False, "the scheduler has not answered yet", None)
 
-    def require_model(self) -> ServedModel:
-        """The model that requests may be submitted for. Raises RequestError when there is none."""
-        if self._is_draining:
+    @property
+    def most_of_call(self) -> int:
+        """Outputs of one call that may be with the scheduler at once.
+
+        Twice as many as run: what ends has a successor, and other callers wait for no more.
+        """
+        return 2 * self._max_num_seqs or MOST_OF_CALL
+
+    def require_model(self, *, is_accepted: bool = False) -> ServedModel:
+        """The model that requests may be submitted for. Raises RequestError when there is none.
+
+        `is_accepted`: for a part of a call that was accepted before this gateway began to drain.
+        """
+        if self._is_draining and not is_accepted:
             raise unavailable("this gateway is shutting down")
         if self.current.model is None:
             raise unavailable(self.current.reason)
@@ -149,6 +162,7 @@ class ReadinessWatch:
         self._patience.fade(self._poll_interval_s)
         if (wrong_version := session_problem(status.session_version)) is not None:
             return Readiness(False, wrong_version, None)
+        self._max_num_seqs = status.max_num_seqs
         self.kv_cache = KvCache(status.num_blocks, status.num_free_blocks, status.block_size)
         if not status.HasField("model"):
             model = self.current.model if self._link.is_handing_over else None

@@ -51,7 +51,7 @@ async def search(pipeline: Pipeline, request: GenerationRequest) -> list[WholeOu
         limit = SamplingDefaults(max_tokens=pipeline.sampling_defaults.max_tokens)
         request = limit.fill(request)
         with pipeline.preparing():
-            model = pipeline.resolve_model(request.model)
+            model = pipeline.resolve_model(request.model, is_accepted=request.is_accepted)
             submission, new_reader = await pipeline.prepare(request)
         if span is not None:
             submission = pipeline.traced(submission, span, meter)

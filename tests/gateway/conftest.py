@@ -83,6 +83,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
     is_ready: bool = True
     reason: str = "no worker is attached"
     policy: str = ""
+    max_num_seqs: int = 0
     tokens_per_step: int = 1
     hangs_after: int | None = None  # stops sending after this many tokens
     breaks_on_submit: bool = False
@@ -97,6 +98,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
             reason="" if self.is_ready else self.reason,
             model=self.model,
             policy=self.policy,
+            max_num_seqs=self.max_num_seqs,
         )
 
     async def Session(self, requests: Any, context: Any) -> AsyncIterator[Any]:
@@ -152,9 +154,9 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
         if self.hangs_after is None and (self.breaks_after is None or not self.is_cut(submit)):
             self._finish(submit, outbox)
 
-    def finish_hanging(self) -> None:
-        """Ends the last request as if it had continued."""
-        self._finish(self.submits[-1], self.outboxes[-1])
+    def finish_hanging(self, index: int = -1) -> None:
+        """Ends a request, the last one by default, as if it had continued."""
+        self._finish(self.submits[index], self.outboxes[-1])
 
     def _finish(
         self, submit: Any, outbox: asyncio.Queue[Any], num_tokens: int | None = None
