@@ -7,6 +7,8 @@
 
     python -m simulator.simulate --recording records/ --policy fair --num-blocks 8000
 
+    python -m simulator.simulate --recording records/ --speculative-config '{"method": "ngram"}'
+
 Options that are not listed here are those of the scheduler process (`python -m scheduler_svc
 --help`), with the same defaults.
 """
@@ -29,16 +31,24 @@ from scheduler_svc.core_config import core_config
 from scheduler_svc.journal.recording import NotReplayable
 from scheduler_svc.journal.records import Damaged
 from simulator.capacity import rate_search
-from simulator.capacity.measures import CapacityObjective, Latency, WorkloadSummary, summarize
+from simulator.capacity.measures import (
+    CapacityObjective,
+    DraftSummary,
+    Latency,
+    WorkloadSummary,
+    summarize,
+)
 from simulator.capacity.recorded import RecordedWorkload, read_recorded
+from simulator.capacity.speculation import add_draft_options, take_draft_options
 from simulator.capacity.step_times import fit, parse_step_time
 from simulator.capacity.virtual_server import VirtualServer
 from simulator.capacity.workload import Arrival, Range, Synthetic, rate_per_s, read_trace
 
-# Scheduler options that a virtual server applies: those of the core, the look-ahead, and the target
-# for the time between tokens. Not the destination of preempted KV: swapping takes host blocks, and
-# copies have no step time.
+# Scheduler options that a virtual server applies: those of the core, the look-ahead, the target for
+# the time between tokens, and what is drafted. Not the destination of preempted KV: swapping takes
+# host blocks, and copies have no step time.
 _OBEYED = {*SchedulerConfig.__dataclass_fields__, "lookahead", "target_itl_ms"} - {"preemption"}
+_OBEYED |= {"speculative_config"}
 
 _USUAL = SchedulerConfig(
     num_blocks=4096,
@@ -59,12 +69,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         workload = None if options.recording is None else read_recorded(options.recording)
         arrivals, objective = _arrivals(options, workload), _objective(options)
         core, step_time = _core_config(options, service, workload), _step_time(options, workload)
+        has_text = None if workload is None else workload.has_text
+        speculation = take_draft_options(options, service.speculative_config, has_text)
     except (ValueError, OSError, NotReplayable, Damaged) as error:
         parser.error(str(error))
 
     def make_server() -> VirtualServer:
         target_s = None if service.target_itl_ms is None else service.target_itl_ms / 1e3
-        return VirtualServer(core, step_time, service.lookahead, options.wire_s, target_s)
+        ahead, wire_s = service.lookahead, options.wire_s
+        return VirtualServer(core, step_time, ahead, wire_s, target_s, speculation)
 
     began_s = time.perf_counter()
     try:
@@ -99,7 +112,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--output-tokens", type=_range, metavar="LO:HI", help="tokens per answer (default 128)")
     add("--num-prefixes", type=int, metavar="N", help="shared prompt prefixes (default 0)")
     add("--prefix-tokens", type=int, metavar="N", help="tokens per prefix (default 0)")
-    add("--seed", type=int, help="seed of the random workload (default 0)")
+    add("--seed", type=int, help="seed of the random workload and of --acceptance (default 0)")
     add = parser.add_argument_group("worker").add_argument
     add(
         "--step-time",
@@ -116,6 +129,7 @@ def _parser() -> argparse.ArgumentParser:
         default=0.0002,
         help="one-way latency between scheduler and worker (0.2 ms)",
     )
+    add_draft_options(parser)
     add = parser.add_argument_group(
         "objective, to find the highest rate that meets it"
     ).add_argument
@@ -141,6 +155,8 @@ _SYNTHETIC = (
 
 def _arrivals(options: argparse.Namespace, workload: RecordedWorkload | None) -> list[Arrival]:
     given = [name for name in _SYNTHETIC if getattr(options, name) is not None]
+    if options.acceptance is not None:  # whose seed it is, too
+        given = [name for name in given if name != "seed"]
     if options.trace is not None or workload is not None:
         told = "--recording" if options.trace is None else "--trace"
         if given or (options.trace is not None and workload is not None):
@@ -239,6 +255,18 @@ def _tell_summary(rate: float, summary: WorkloadSummary) -> list[str]:
         f"{summary.num_preemptions} preemptions, "
         f"{100 * summary.cached_share:.1f}% of prompt tokens cached",
         f"{'queue':22}{summary.max_waiting:10} at most",
+        *_tell_drafts(summary.drafts),
+    ]
+
+
+def _tell_drafts(drafts: DraftSummary | None) -> list[str]:
+    if drafts is None:
+        return []
+    if drafts.acceptance_rate is None or drafts.tokens_per_verification is None:
+        return [f"{'drafts':22}{'none':>10} paid"]
+    return [
+        f"{'drafts':22}{100 * drafts.acceptance_rate:9.1f}% of {drafts.num_drafted_tokens} tokens "
+        f"accepted, {drafts.tokens_per_verification:.2f} tokens a verification"
     ]
 
 

@@ -1,7 +1,10 @@
 """Compares greedy outputs with transformers, token by token, or by likelihood."""
 
+from collections.abc import Sequence
+
 import torch
 
+BATCH = 16
 CLOSE_CALL = 1e-3  # two best logits closer than this may be in either order
 
 
@@ -12,7 +15,30 @@ def first_difference(oracle: torch.nn.Module, prompt: list[int], output: list[in
     Close calls count as equal. Each token is compared with the argmax after the output so far, all
     in one pass.
     """
-    best = _logits(oracle, prompt, output).topk(2, dim=-1)
+    return _difference(_logits(oracle, prompt, output), output)
+
+
+@torch.inference_mode()
+def first_differences(
+    oracle: torch.nn.Module, prompts: Sequence[list[int]], outputs: Sequence[list[int]]
+) -> list[int | None]:
+    """`first_difference` of each pair, a batch of similar lengths in one pass: half the time."""
+    found: dict[int, int | None] = {}
+    order = sorted(range(len(prompts)), key=lambda index: len(prompts[index] + outputs[index]))
+    for first in range(0, len(order), BATCH):
+        indices = order[first : first + BATCH]
+        texts = [torch.tensor(prompts[index] + outputs[index][:-1]) for index in indices]
+        # Padding is after a text, where no token of it attends to it.
+        padded = torch.nn.utils.rnn.pad_sequence(texts, batch_first=True)
+        hidden = oracle.base_model(padded).last_hidden_state
+        for index, row, text in zip(indices, hidden, texts, strict=True):
+            logits = oracle.get_output_embeddings()(row[len(prompts[index]) - 1 : len(text)])
+            found[index] = _difference(logits, outputs[index])
+    return [found[index] for index in range(len(prompts))]
+
+
+def _difference(logits: torch.Tensor, output: list[int]) -> int | None:
+    best = logits.topk(2, dim=-1)
     for position, token in enumerate(output):
         first, second = best.values[position].tolist()
         if first - second < CLOSE_CALL:

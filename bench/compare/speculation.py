@@ -65,7 +65,7 @@ def main(arguments: Sequence[str]) -> int:
             plain = options.model or ensure()
             options.model = deepened(plain, deep, options.deepened, MAX_MODEL_LEN)
         clients = {
-            name: stack.enter_context(_served(options, config)) for name, config in configs.items()
+            name: stack.enter_context(served(options, config)) for name, config in configs.items()
         }
         for workload in (REPEATED, RANDOM):
             for num_streams in options.streams:
@@ -93,12 +93,13 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 @contextmanager
-def _served(
-    options: argparse.Namespace, config: dict[str, object] | None
+def served(
+    options: argparse.Namespace, config: dict[str, object] | None, *scheduler: str
 ) -> Iterator[pagewire.Client]:
+    """The product with these drafts and more options of the scheduler, while it is entered."""
     ports = free_ports()
     text = None if config is None else json.dumps(config)
-    scheduler = () if text is None else ("--speculative-config", text)
+    scheduler += () if text is None else ("--speculative-config", text)
     worker = ("--dtype", options.dtype, "--kv-cache-gib", "1", *words_for_worker(text))
     specs = services.plan(settings(ports, worker, scheduler), options.model or ensure_file())
     with (
@@ -119,7 +120,7 @@ def _compare(
     found: dict[str, list[Answered]] = {name: [] for name in clients}
     for number in range(options.rounds + 1):
         for name, client in clients.items():
-            measured = _run(client, workload, num_streams, options.max_tokens)
+            measured = answered(client, workload, num_streams, options.max_tokens)
             if number:  # the first round warms up
                 found[name].append(measured)
     is_equal = True
@@ -144,7 +145,7 @@ def _compare(
     return is_equal
 
 
-def _run(client: pagewire.Client, workload: str, num_streams: int, max_tokens: int) -> Answered:
+def answered(client: pagewire.Client, workload: str, num_streams: int, max_tokens: int) -> Answered:
     """Answers all prompts of a workload, so many at a time."""
     is_random = workload == RANDOM
     prompts: list[str | list[int]] = [*REPEATING.values()]

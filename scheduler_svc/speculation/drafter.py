@@ -5,6 +5,7 @@ request whose tokens are not foreseen is planned as if there were no speculation
 once its predictions come true. Whether they do changes when tokens come, never which.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -20,6 +21,10 @@ from scheduler_svc.speculation.pay import Batch, StepCosts, best_length
 _AT_FIRST = 0.45  # the probability that a prediction comes true, before any was seen
 _FADE = 0.85  # of it, with each new prediction
 _LEAST = 0.4  # below it a request is only watched, whatever a step costs
+
+
+# Tokens that may follow the first so many of a sequence, all of which are known; often none.
+Predict = Callable[[Sequence, int], TokenIds]
 
 
 def _nothing() -> TokenIds:
@@ -50,8 +55,12 @@ class _Course:
 class Drafter:
     """The drafts of one core; belongs to the event loop's thread."""
 
-    def __init__(self, options: SpeculationOptions, core: Scheduler) -> None:
+    def __init__(
+        self, options: SpeculationOptions, core: Scheduler, predict: Predict | None = None
+    ) -> None:
+        """`predict` stands in for the look-up, where a simulation has no text to look up in."""
         self._options = options
+        self._predict = predict or self._looked_up
         self._core = core
         self._courses: dict[Sequence, _Course] = {}
         self._costs = StepCosts()
@@ -108,11 +117,13 @@ class Drafter:
     def _refreshed(self, sequence: Sequence, course: _Course) -> TokenIds:
         """What the tokens of a request predict now, looked up once for the same tokens."""
         if not course.is_fresh:
-            known = self._core.view.token_ids[sequence.slot, : course.num_seen]
-            others = self._past.of(sequence.request)
-            course.predicted = look_up(known, self._options, others)
+            course.predicted = self._predict(sequence, course.num_seen)
             course.is_fresh = True
         return course.predicted
+
+    def _looked_up(self, sequence: Sequence, num_known: int) -> TokenIds:
+        known = self._core.view.token_ids[sequence.slot, :num_known]
+        return look_up(known, self._options, self._past.of(sequence.request))
 
     def _num_known(self, sequence: Sequence) -> int:
         return self._core.view.num_tokens(sequence)

@@ -64,6 +64,7 @@ class ModelDrafter:
         self._caught_up: _CatchUp | None = None  # until it is known what drafts take
         self._with_drafts = False  # the last step
         self._num_alike = 0  # steps, of which the last was one, as it was
+        self._num_tried = _TRIED  # steps of the last try that were answered
         self._plain_s = 0.0  # that steps without drafts took since the last with them
         self._period = _PERIODS[0]
 
@@ -77,7 +78,9 @@ class ModelDrafter:
             self._num_alike, self._with_drafts, self._plain_s = 0, with_drafts, 0.0
             self._period = min(2 * self._period, _PERIODS[1])
         self._num_alike += 1
-        if not with_drafts:
+        if with_drafts:
+            self._num_tried = self._num_tried % _TRIED + 1
+        else:
             self._plain_s += duration_s
             self._plain.observe(plan.num_tokens, duration_s)
             return
@@ -154,7 +157,7 @@ class ModelDrafter:
             return NO_DRAFTS
         num_known, length = self._core.view.num_tokens, self._options.num_speculative_tokens
         nearest = min(decoding, key=lambda s: self._courses[s].lag(num_known(s)))
-        begun = self._with_drafts and self._num_alike < _TRIED
+        begun = self._num_tried < _TRIED  # other rows may have gone on in a step between
         draft_s = self._drafting.of(1) or 0.0
         takes_s = self._catch_up_s(nearest) + _TRIED * length * draft_s
         if not begun and takes_s > _TRIED_SHARE * self._plain_s:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from scheduler_svc.core import FinishReason
-from simulator.capacity.virtual_server import RequestOutcome, ServedWorkload
+from simulator.capacity.virtual_server import DraftCounts, RequestOutcome, ServedWorkload
 
 PERCENTILES = (50, 90, 99)
 
@@ -19,6 +19,17 @@ class Latency:
     p50_s: float
     p90_s: float
     p99_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class DraftSummary:
+    """What came of drafts; None where nothing was drafted."""
+
+    num_verifications: int  # of a row in a step
+    num_drafted_tokens: int
+    num_accepted_tokens: int
+    acceptance_rate: float | None  # of the drafted tokens
+    tokens_per_verification: float | None  # accepted drafts, and the token after them
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +54,7 @@ class WorkloadSummary:
     busy_share: float  # of the time until the last end
     peak_blocks: float
     max_waiting: int
+    drafts: DraftSummary | None  # None: there is no speculation
 
 
 def summarize(served: ServedWorkload) -> WorkloadSummary:
@@ -70,6 +82,19 @@ def summarize(served: ServedWorkload) -> WorkloadSummary:
         busy_share=served.busy_s / duration_s,
         peak_blocks=served.peak_blocks,
         max_waiting=served.max_waiting,
+        drafts=None if served.drafts is None else _draft_summary(served.drafts),
+    )
+
+
+def _draft_summary(counts: DraftCounts) -> DraftSummary:
+    num_drafted, num_verified = counts.num_drafted_tokens, counts.num_verifications
+    num_accepted = counts.num_accepted_tokens
+    return DraftSummary(
+        num_verifications=num_verified,
+        num_drafted_tokens=num_drafted,
+        num_accepted_tokens=num_accepted,
+        acceptance_rate=num_accepted / num_drafted if num_drafted else None,
+        tokens_per_verification=1 + num_accepted / num_verified if num_verified else None,
     )
 
 

@@ -1,20 +1,18 @@
-"""Reads a scheduler's recording as a workload: arrivals, output lengths and step times.
+"""Reads a scheduler's recording as a workload: arrivals, tokens and step times.
 
 The recording is replayed on a core, which knows the tokens of each step.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from scheduler_svc.core import Finished, Refused, Request, Scheduler, SchedulerConfig, StepPlan
-from scheduler_svc.core.step.plan import StepOutputs
+from scheduler_svc.core import Refused, Scheduler, SchedulerConfig, Sequence, StepPlan
+from scheduler_svc.core.request.request import TokenIds
 from scheduler_svc.journal.calls import perform
 from scheduler_svc.journal.events import arguments_of, plans_of
 from scheduler_svc.journal.recording import Recording
-from simulator.capacity.step_times import MeasuredStep
-from simulator.capacity.workload import Arrival
+from simulator.capacity.step_times import MeasuredStep, num_context_tokens
+from simulator.capacity.workload import Arrival, Recorded
 
 _PLANNING = ("schedule", "grant", "release")  # calls that plan steps
 
@@ -24,8 +22,9 @@ class RecordedWorkload:
     """The arrivals, steps and configuration in a recording."""
 
     config: SchedulerConfig
-    arrivals: list[Arrival]
+    arrivals: list[Arrival]  # with their tokens
     steps: list[MeasuredStep]
+    has_text: bool  # its tokens are the users' own, not replacements that repeat nothing
 
 
 @dataclass(slots=True)
@@ -46,7 +45,7 @@ class _Steps:
         self._last_done_s = now_s
         # The first step on a worker warms it up; one that only lets slots go computes nothing.
         if not plan.reset and plan.num_tokens:
-            context = int(plan.num_computed.sum())
+            context = num_context_tokens(plan)
             self.measured.append(MeasuredStep(plan.num_tokens, context, duration_s))
 
 
@@ -58,8 +57,7 @@ def read_recorded(path: Path) -> RecordedWorkload:
     """
     recording = Recording(path)
     core, steps = recording.restore(), _Steps()
-    requests: dict[str, Request] = {s.request.request_id: s.request for s in core.live()}
-    num_output: dict[str, int] = {}
+    sequences: dict[str, Sequence] = {s.request.request_id: s for s in core.live()}
     for stored in recording.events():
         event, arguments = stored.event, arguments_of(stored.event)
         try:
@@ -67,45 +65,44 @@ def read_recorded(path: Path) -> RecordedWorkload:
         except Refused:
             continue
         if event.call == "add":
-            requests[arguments[0].request_id] = arguments[0]
+            sequences[arguments[0].request_id] = answer
         elif event.call == "update":
             steps.done(arguments[0].step_id, core.now_s)
         for plan in plans_of(answer) if event.call in _PLANNING else ():
             steps.sent(plan, core.now_s)
-        for finished in _ends(answer):
-            num_output[finished.request.request_id] = finished.num_output_tokens
-    num_output.update(_unfinished(core))
-    arrivals = [_arrival(request, num_output.get(i, 0)) for i, request in requests.items()]
-    return RecordedWorkload(recording.config, _from_zero(arrivals), steps.measured)
+    return RecordedWorkload(
+        config=recording.config,
+        arrivals=_from_zero([_arrival(sequence, core) for sequence in sequences.values()]),
+        steps=steps.measured,
+        has_text=not recording.header.prompts_replaced,
+    )
 
 
-def _ends(answer: Any) -> Iterator[Finished]:
-    match answer:
-        case Finished():
-            yield answer
-        case StepOutputs():
-            yield from answer.finished
-        case [Finished(), *_]:
-            yield from answer
-
-
-def _unfinished(core: Scheduler) -> Iterator[tuple[str, int]]:
-    """Requests without a recorded end, with their output tokens by then."""
-    for sequence in core.live():
-        yield sequence.request.request_id, core.view.num_tokens(sequence) - sequence.num_prompt
-
-
-def _arrival(request: Request, num_output: int) -> Arrival:
+def _arrival(sequence: Sequence, core: Scheduler) -> Arrival:
+    request, output = sequence.request, _tokens(sequence, core)[sequence.num_prompt :]
     deadline_s = request.deadline_s
     return Arrival(
         arrival_s=request.arrival_s,
         prompt_tokens=len(request.prompt_token_ids),
-        output_tokens=max(num_output, 1),
+        output_tokens=max(len(output), 1),
         tenant=request.tenant,
         priority=request.priority,
         timeout_s=None if deadline_s is None else deadline_s - request.arrival_s,
-        prompt=request.prompt_token_ids,
+        recorded=Recorded(
+            prompt=request.prompt_token_ids,
+            output=output,
+            cache_salt=request.cache_salt,
+            skip_prefix_cache=request.skip_prefix_cache,
+            takes_drafts=request.takes_drafts,
+        ),
     )
+
+
+def _tokens(sequence: Sequence, core: Scheduler) -> TokenIds:
+    """All tokens of a sequence that has ended, or those that it has at the recording's end."""
+    if sequence.slot is None:
+        return sequence.token_ids
+    return core.view.token_ids[sequence.slot, : core.view.num_tokens(sequence)].copy()
 
 
 def _from_zero(arrivals: list[Arrival]) -> list[Arrival]:

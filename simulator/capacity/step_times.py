@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from scheduler_svc.core import StepPlan
 from scheduler_svc.core.estimate.step_time import StepTime, StepTimeFit
 
 _BENCHMARK = "benchmark"  # key of the benchmark's name in a line
@@ -42,6 +43,18 @@ def parse_step_time(text: str) -> StepTime:
     if not path.is_file():
         raise BadStepTime(f"{text!r} is neither {','.join(_PARTS)} nor a file")
     return _from_json(path)
+
+
+def num_context_tokens(plan: StepPlan) -> int:
+    """Tokens with KV before a step, over all rows: what the step's attention reads.
+
+    A row with drafts reads them for each of its tokens, as that many rows would.
+    """
+    total = int(plan.num_computed.sum())
+    if plan.drafts:
+        by_slot = dict(zip(plan.slots.tolist(), plan.num_computed.tolist(), strict=True))
+        total += sum(len(draft) * by_slot[slot] for slot, draft in plan.drafts.items())
+    return total
 
 
 def fit(steps: Iterable[MeasuredStep]) -> StepTime:

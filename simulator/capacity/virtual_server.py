@@ -1,15 +1,13 @@
 """The production core and a worker that only takes time, under a virtual clock.
 
-Plans, admission, preemption, prefix hits and refusals are the core's own; a step takes the modelled
-time. Nothing waits in real time, so hours pass in seconds, and the same workload always gives the
-same numbers.
+Plans, admission, preemption, prefix hits, refusals and drafts are the scheduler's own; a step takes
+the modelled time. Nothing waits in real time, so hours pass in seconds, and the same workload
+always gives the same numbers.
 """
 
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-
-import numpy as np
 
 from scheduler_svc.core import (
     Finished,
@@ -20,10 +18,13 @@ from scheduler_svc.core import (
     Scheduler,
     SchedulerConfig,
     StepPlan,
-    StepResult,
 )
 from scheduler_svc.core.estimate.step_time import StepTime
+from scheduler_svc.core.step.plan import NO_DRAFTS
 from scheduler_svc.worker.pace import Pace
+from simulator.capacity.outputs import Outputs
+from simulator.capacity.speculation import VirtualSpeculation
+from simulator.capacity.timed_worker import TimedWorker, VirtualStep
 from simulator.capacity.workload import Arrival, BadTrace, Prompts
 
 
@@ -40,6 +41,15 @@ class RequestOutcome:
 
 
 @dataclass(frozen=True, slots=True)
+class DraftCounts:
+    """What was verified, as the core counts it."""
+
+    num_verifications: int  # of a row in a step
+    num_drafted_tokens: int
+    num_accepted_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class ServedWorkload:
     """Statistics of a workload that has ended."""
 
@@ -52,6 +62,17 @@ class ServedWorkload:
     mean_batch: float  # rows per step, weighted by its duration
     peak_blocks: float  # largest fraction of the KV blocks in use
     max_waiting: int
+    drafts: DraftCounts | None  # None: there is no speculation
+
+
+@dataclass(frozen=True, slots=True)
+class _InFlight:
+    """A step on the worker."""
+
+    sent_s: float
+    done_s: float  # when its result arrives
+    plan: StepPlan
+    step: VirtualStep
 
 
 class VirtualServer:
@@ -64,18 +85,25 @@ class VirtualServer:
         lookahead: int,
         wire_s: float = 0.0,
         target_itl_s: float | None = None,
+        speculation: VirtualSpeculation | None = None,
     ) -> None:
         self._pace = Pace(target_itl_s)
-        self._config = config
-        self._step_time = step_time
         self._lookahead = lookahead
         self._wire_s = wire_s  # one way between scheduler and worker, in seconds
         self._core = Scheduler(config)
         self._prompts = Prompts(config.vocab_size)
-        # (arrival time of the result, time of sending, plan)
-        self._coming: deque[tuple[float, float, StepPlan]] = deque()
+        if speculation is None:
+            self._drafter, draft_step_time = None, None
+            self._outputs = Outputs(config.vocab_size)
+        else:
+            self._outputs = speculation.outputs(config.vocab_size)
+            self._drafter = speculation.drafter(self._core, self._outputs)
+            draft_step_time = speculation.draft_step_time
+        self._worker = TimedWorker(config, step_time, self._outputs, draft_step_time)
+        self._coming: deque[_InFlight] = deque()
         self._outcomes: list[RequestOutcome] = []
         self._now_s = self._free_at_s = self._busy_s = self._row_s = self._peak_blocks = 0.0
+        self._last_done_s = 0.0
         self._max_waiting = 0
 
     def serve(self, arrivals: Sequence[Arrival]) -> ServedWorkload:
@@ -86,7 +114,7 @@ class VirtualServer:
             self._tell_ends(self._core.expire(self._now_s))
             while coming and coming[0].arrival_s <= self._now_s:
                 self._submit(coming.popleft())
-            has_come = bool(self._coming) and self._coming[0][0] <= self._now_s
+            has_come = bool(self._coming) and self._coming[0].done_s <= self._now_s
             if has_come:
                 self._take_result()
             # As in the scheduler's process, a request that arrives during a step waits for its end.
@@ -99,7 +127,7 @@ class VirtualServer:
     def _next_event_s(self, coming: Sequence[Arrival]) -> float:
         times_s = [coming[0].arrival_s] if coming else []
         if self._coming:
-            times_s.append(self._coming[0][0])
+            times_s.append(self._coming[0].done_s)
         if self._core.next_deadline_s is not None:
             times_s.append(self._core.next_deadline_s)
         if not times_s:
@@ -109,7 +137,8 @@ class VirtualServer:
     def _submit(self, arrival: Arrival) -> None:
         handle = len(self._outcomes)
         self._outcomes.append(RequestOutcome(arrival))
-        timeout_s = arrival.timeout_s
+        self._outputs.add(arrival)
+        timeout_s, recorded = arrival.timeout_s, arrival.recorded
         request = Request(
             request_id=str(handle),
             prompt_token_ids=self._prompts.of(arrival),
@@ -120,6 +149,9 @@ class VirtualServer:
             deadline_s=None if timeout_s is None else arrival.arrival_s + timeout_s,
             priority=arrival.priority,
             tenant=arrival.tenant,
+            cache_salt="" if recorded is None else recorded.cache_salt,
+            skip_prefix_cache=recorded is not None and recorded.skip_prefix_cache,
+            skip_speculation=recorded is not None and not recorded.takes_drafts,
         )
         try:
             self._core.add(request)
@@ -130,23 +162,30 @@ class VirtualServer:
 
     def _plan(self) -> None:
         """Plans ahead of the results, up to the look-ahead."""
-        while self._core.num_in_flight <= self._lookahead:
-            plan = self._core.schedule(self._pace.prompts.most_prompt_tokens)
-            if plan is None:
-                return
-            duration_s = self._step_time.of(plan.num_tokens, int(plan.num_computed.sum()))
+        while (plan := self._next_plan()) is not None:
+            step = self._worker.step(plan)
             begin_s = max(self._now_s + self._wire_s, self._free_at_s)
-            self._free_at_s = begin_s + duration_s
-            self._coming.append((self._free_at_s + self._wire_s, self._now_s, plan))
-            self._busy_s += duration_s
-            self._row_s += duration_s * len(plan.slots)
+            self._free_at_s = begin_s + step.duration_s
+            done_s = self._free_at_s + self._wire_s
+            self._coming.append(_InFlight(self._now_s, done_s, plan, step))
+            self._busy_s += step.duration_s
+            self._row_s += step.duration_s * len(plan.slots)
             self._peak_blocks = max(self._peak_blocks, self._core.view.block_usage)
 
+    def _next_plan(self) -> StepPlan | None:
+        # As in the scheduler's process, drafts are proposed whether or not there is a step to plan.
+        drafts = NO_DRAFTS if self._drafter is None else self._drafter.propose()
+        if self._core.num_in_flight > self._lookahead:
+            return None
+        return self._core.schedule(self._pace.prompts.most_prompt_tokens, drafts)
+
     def _take_result(self) -> None:
-        _, sent_s, plan = self._coming.popleft()
-        self._pace.stepped(plan, sent_s, self._now_s)
-        token_ids = np.ones(len(plan.sampled_slots), dtype=np.int32)
-        outputs = self._core.update(StepResult(plan.step_id, token_ids))
+        done = self._coming.popleft()
+        outputs = self._core.update(done.step.result)
+        self._pace.stepped(done.plan, done.sent_s, self._now_s)
+        if self._drafter is not None:
+            self._drafter.stepped(done.plan, self._now_s - max(done.sent_s, self._last_done_s))
+        self._last_done_s = self._now_s
         for handle in outputs.handles.tolist():
             outcome = self._outcomes[handle]
             outcome.num_tokens += 1
@@ -175,4 +214,13 @@ class VirtualServer:
             mean_batch=self._row_s / self._busy_s if self._busy_s else 0.0,
             peak_blocks=self._peak_blocks,
             max_waiting=self._max_waiting,
+            drafts=None if self._drafter is None else self._draft_counts(),
+        )
+
+    def _draft_counts(self) -> DraftCounts:
+        counters = self._core.counters
+        return DraftCounts(
+            num_verifications=counters.num_drafts,
+            num_drafted_tokens=counters.num_drafted_tokens,
+            num_accepted_tokens=counters.num_accepted_tokens,
         )

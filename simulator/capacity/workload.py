@@ -23,6 +23,17 @@ class BadTrace(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
+class Recorded:
+    """What a recording knows of a request beyond its lengths."""
+
+    prompt: NDArray[np.int32]
+    output: NDArray[np.int32]  # as far as it was recorded
+    cache_salt: str = ""
+    skip_prefix_cache: bool = False
+    takes_drafts: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class Arrival:
     """One request of a workload."""
 
@@ -34,7 +45,7 @@ class Arrival:
     timeout_s: float | None = None
     prefix: str = ""
     prefix_tokens: int = 0
-    prompt: NDArray[np.int32] | None = field(default=None, compare=False, repr=False)
+    recorded: Recorded | None = field(default=None, compare=False, repr=False)
 
     def at(self, arrival_s: float) -> "Arrival":
         """The same request at another time."""
@@ -179,8 +190,8 @@ class Prompts:
 
     def of(self, arrival: Arrival) -> NDArray[np.int32]:
         """The prompt of one arrival: its own if it has one."""
-        if arrival.prompt is not None:
-            return arrival.prompt
+        if arrival.recorded is not None:
+            return arrival.recorded.prompt
         own = self._draw(arrival.prompt_tokens - arrival.prefix_tokens)
         return np.concatenate([self._prefix(arrival), own])
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import gguf
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -35,10 +36,22 @@ TEXTS = {
 
 @pytest.fixture(scope="module", autouse=True)
 def read_once() -> Iterator[None]:
-    """transformers reads the file anew for weights, configuration and tokenizer: 2 s each."""
-    read = cache(gguf.GGUFReader)
+    """transformers reads the file anew for weights, configuration and tokenizer: 2 s each.
+
+    A map of the file is slower to cut into pieces than an array. A table of the names of all
+    tensors is made for each module, and none changes it.
+    """
+
+    @cache
+    def read(path: str) -> Any:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(np, "memmap", lambda path, mode: np.fromfile(path, np.uint8))
+            return reader(path)
+
+    reader = gguf.GGUFReader
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(gguf, "GGUFReader", lambda path: read(str(path)))
+        patch.setattr(gguf, "get_tensor_name_map", cache(gguf.get_tensor_name_map))
         yield
 
 

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from pagewire.v1 import inference_pb2, inference_pb2_grpc, types_pb2
 from tests.e2e.conftest import Product
-from tests.oracle import first_difference
+from tests.oracle import first_differences
 from tests.pace import patience
 
 # One stream at a time takes most of the time; what follows is computed together.
@@ -128,16 +128,15 @@ def test_fifty_prompts_alone_and_sixteen_at_a_time_equal_transformers(
         thread.start()
     for thread in threads:
         thread.join(patience(300))
-    differences = {}
+    judged: dict[str, tuple[list[int], list[int]]] = {}  # prompt and output, by what they are
     for index, prompt in enumerate(prompts):
         assert (len(alone[index]), len(together[index])) == (NUM_ALONE, NUM_TOKENS)
-        for name, output in (("alone", alone[index]), ("together", together[index])):
-            if name == "alone" and output == together[index][:NUM_ALONE]:
-                continue
-            position = first_difference(oracle, prompt, output)
-            if position is not None:
-                differences[f"prompt {index} {name}"] = position
-    assert differences == {}
+        judged[f"prompt {index} together"] = prompt, together[index]
+        if alone[index] != together[index][:NUM_ALONE]:
+            judged[f"prompt {index} alone"] = prompt, alone[index]
+    positions = first_differences(oracle, *zip(*judged.values(), strict=True))
+    found = {name: at for name, at in zip(judged, positions, strict=True) if at is not None}
+    assert found == {}
 
 
 @pytest.mark.slow

@@ -1,11 +1,17 @@
-"""Makes Triton's interpreter prepare its language once per launch, which halves its time.
+"""Makes Triton's interpreter leave out what changes no result, which takes most of its time.
 
 It replaces the functions of `triton.language` before each launch, and does so again at each call
 of a function from a kernel. The second time changes nothing: the first lasts until the launch ends.
+
+It computes for each sum, difference and product of integers whether it overflows, and looks at the
+answer only in debug mode, which it is not in. For each value it makes tables of types and a shape
+of objects, which are the same for all values of one type.
 """
 
+import dataclasses
 import importlib
 import importlib.util
+import math
 import os
 from collections.abc import Callable
 from functools import cache
@@ -26,6 +32,63 @@ def quicken() -> None:
         interpreter._patch_lang = once_per_launch(
             interpreter._patch_lang, interpreter._LangPatchScope
         )
+    builder = getattr(interpreter, "interpreter_builder", None)
+    if hasattr(builder, "options") and not builder.options.debug:
+        builder.options = dataclasses.replace(builder.options, sanitize_overflow=False)
+    if hasattr(interpreter, "_get_np_dtype"):
+        interpreter._get_np_dtype = once_per_type(interpreter._get_np_dtype)
+    share_shapes(importlib.import_module("triton.language.core"))
+    leave_equal_shapes(importlib.import_module("triton.language.semantic").TritonSemantic)
+
+
+def once_per_type(find: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """`find`, of a type or of a block of it, called once for each type."""
+    found: dict[str, Any] = {}
+
+    def find_once(of: Any) -> Any:
+        name = of.scalar.name
+        if name not in found:
+            found[name] = find(of)
+        return found[name]
+
+    return find_once
+
+
+def share_shapes(core: Any) -> None:
+    """Values of one shape share the objects that tell it, and so do types of blocks."""
+    made: dict[tuple[str, tuple[int, ...]], Any] = {}
+    make = core.block_type.__init__
+
+    @cache
+    def told(shape: tuple[int, ...]) -> tuple[Any, Any]:
+        return core.constexpr(math.prod(shape)), core.tuple([core.constexpr(n) for n in shape])
+
+    def prepare_value(self: Any, handle: Any, kind: Any) -> None:
+        self.handle, self.type, self.dtype = handle, kind, kind.scalar
+        self.numel, self.shape = told(tuple(kind.shape) if kind.is_block() else ())
+
+    def prepare_type(self: Any, element: Any, shape: Any) -> None:
+        key = element.name, tuple(getattr(n, "value", n) for n in shape)
+        if key not in made:
+            make(self, element, shape)
+            made[key] = self.shape, self.numel, self.name
+        self.element_ty = element
+        self.shape, self.numel, self.name = made[key]
+
+    core.tensor.__init__ = prepare_value
+    core.block_type.__init__ = prepare_type
+
+
+def leave_equal_shapes(semantic: Any) -> None:
+    """Two blocks of one shape, or two scalars, are not broadcast."""
+    broadcast = semantic.broadcast_impl_value
+
+    def broadcast_others(self: Any, left: Any, right: Any) -> tuple[Any, Any]:
+        if left.shape is right.shape:  # which all values of this shape have
+            return left, right
+        return broadcast(self, left, right)
+
+    semantic.broadcast_impl_value = broadcast_others
 
 
 def once_per_launch(patch: Patch, unchanged: Callable[[], Any]) -> Patch:

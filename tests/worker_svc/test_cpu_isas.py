@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from default_model.folder import ensure
 from kernels.cpu import isa
 from tests.e2e.test_greedy_oracle import QUESTIONS, TEXTS
-from tests.oracle import first_difference
+from tests.oracle import first_differences
 from worker_svc.attention.batch import AttentionBatch
 from worker_svc.attention.kv_cache import KVCache
 from worker_svc.models.decoder import Decoder, load_model
@@ -38,16 +38,18 @@ def prompts() -> Prompts:
 
 
 @pytest.fixture(scope="module")
-def differs(prompts: Prompts) -> Callable[[int, tuple[int, ...]], bool]:
-    """Whether transformers would continue differently; cached by output."""
+def differing(prompts: Prompts) -> Callable[[list[tuple[int, ...]]], list[int]]:
+    """The prompts that transformers would continue differently; cached by output."""
     oracle = AutoModelForCausalLM.from_pretrained(ensure(), dtype=torch.float32).eval()
     judged: dict[tuple[int, tuple[int, ...]], bool] = {}
 
-    def judge(index: int, output: tuple[int, ...]) -> bool:
-        if (index, output) not in judged:
-            found = first_difference(oracle, prompts[index], list(output))
-            judged[index, output] = found is not None
-        return judged[index, output]
+    def judge(outputs: list[tuple[int, ...]]) -> list[int]:
+        new = [pair for pair in enumerate(outputs) if pair not in judged]
+        found = first_differences(
+            oracle, [prompts[index] for index, _ in new], [list(output) for _, output in new]
+        )
+        judged.update((pair, one is not None) for pair, one in zip(new, found, strict=True))
+        return [pair[0] for pair in enumerate(outputs) if judged[pair]]
 
     return judge
 
@@ -94,7 +96,7 @@ def generate(model: Decoder, prompts: Prompts) -> list[tuple[int, ...]]:
 def test_fifty_prompts_equal_transformers(
     name: str,
     prompts: Prompts,
-    differs: Callable[[int, tuple[int, ...]], bool],
+    differing: Callable[[list[tuple[int, ...]]], list[int]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if name == "torch":
@@ -105,4 +107,4 @@ def test_fifty_prompts_equal_transformers(
     assert model.attention_backend in (f"c/{name}", "torch")
     outputs = generate(model, prompts)
     assert len(outputs) == 50
-    assert [index for index, output in enumerate(outputs) if differs(index, output)] == []
+    assert differing(outputs) == []

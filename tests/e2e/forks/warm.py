@@ -31,6 +31,7 @@ from tests.pace import patience
 LIBRARIES = {
     "worker_svc": "worker_svc.serving.server",
     "scheduler_svc": "scheduler_svc.engine",
+    "gateway": "gateway.server",
 }
 START_S = patience(60.0)
 

@@ -1,5 +1,6 @@
 """Build of the C kernels: choice of instruction set and compiler, content of the cache."""
 
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -110,10 +111,29 @@ def test_another_source_type_or_compiler_is_another_library(tmp_path: Path) -> N
 
 @needs_compiler
 def test_processes_that_build_at_once_all_get_the_library(tmp_path: Path) -> None:
-    program = (
-        "import torch; from kernels.cpu.library import load; assert load(torch.float32) is not None"
+    source = tmp_path / "one.c"
+    source.write_text("int one(void) { return 1; }\n")
+    compiler = tmp_path / "cc"  # one that compiles waits for the other one
+    compiler.write_text(
+        f"""#!/bin/sh
+case "$1" in -std=*) touch {tmp_path}/began-$$
+for i in $(seq 9999); do
+[ "$(ls {tmp_path} | grep -c began)" = 2 ] && break; sleep 0.02
+done ;; esac
+exec cc "$@"
+"""
     )
-    environment = {"PATH": PATH, "PAGEWIRE_CACHE": str(tmp_path), "PAGEWIRE_CPU_ISA": "plain"}
+    compiler.chmod(0o755)
+    openmp = build.Toolchain.find({"PATH": PATH}).openmp
+    program = f"""
+from pathlib import Path
+from kernels.cpu import build
+folder = Path({str(tmp_path)!r})
+toolchain = build.Toolchain(str(folder / "cc"), Path({str(openmp)!r}), folder / "all")
+assert build.library(folder / "one.c", [], toolchain).exists()
+"""
+    environment = {"PATH": PATH, "PYTHONPATH": os.environ.get("PYTHONPATH", "")}
     started = [subprocess.Popen([sys.executable, "-c", program], env=environment) for _ in range(2)]
     assert [process.wait(timeout=patience(300)) for process in started] == [0, 0]
-    assert [path.suffix for path in (tmp_path / "kernels").iterdir()] == [".so"]
+    assert len(list(tmp_path.glob("began-*"))) == 2
+    assert [path.suffix for path in (tmp_path / "all").iterdir()] == [".so"]

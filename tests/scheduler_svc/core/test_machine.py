@@ -72,10 +72,11 @@ Machine: Any = type("Machine", (_Machine,), _methods())
 
 
 def test_hypothesis_finds_no_story_that_goes_wrong() -> None:
+    # Of the bugs below it finds twelve, the last one by story 26; three it does not find in 150.
     run_state_machine_as_test(
         Machine,
         settings=settings(
-            max_examples=150,
+            max_examples=60,
             stateful_step_count=60,
             deadline=None,
             derandomize=True,

@@ -1,12 +1,11 @@
-"""Two processes of `python -m scheduler_svc`, a gateway's link to both, and a fake worker.
+"""Two schedulers as processes, a gateway's link to both, and a fake worker.
 
 Whatever happens to the active one, each request has the tokens that it has undisturbed.
 """
 
 import asyncio
+import os
 import signal
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -23,6 +22,7 @@ from gateway.server import LINK_OPTIONS
 from pagewire.v1 import scheduler_pb2, scheduler_pb2_grpc
 from scheduler_svc.core.estimate.step_time import StepTime
 from simulator.workers.fake_worker import FakeWorker, start
+from tests.e2e.forks import warm
 from tests.pace import paced, patience
 from tests.ports import free_port
 
@@ -40,7 +40,8 @@ class Pair:
     worker_port: int
     link: SchedulerLink
     ports: list[int]
-    processes: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict)
+    folder: Path  # of logs
+    processes: dict[int, warm.Fork] = field(default_factory=dict)
     stubs: "dict[int, scheduler_pb2_grpc.SchedulerServiceAsyncStub]" = field(default_factory=dict)
 
     def start(self, port: int) -> None:
@@ -50,8 +51,8 @@ class Pair:
             *("--standby-delay-s", f"{paced(0.5):.2f}", "--drain-timeout-s", "0.1"),
             *("--heartbeat-timeout-s", f"{paced(1.5):.2f}"),
         )
-        command = [sys.executable, "-m", "scheduler_svc", *options]
-        self.processes[port] = subprocess.Popen(command, cwd=ROOT)
+        log = self.folder / f"{port}.log"
+        self.processes[port] = warm.start("scheduler_svc", options, ROOT, log, os.environ)
 
     async def ask(self, port: int) -> scheduler_pb2.GetStatusResponse | None:
         """A scheduler's status; None if it does not answer."""
@@ -120,7 +121,7 @@ async def _end_of(live: LiveRequest) -> list[int]:
 
 
 @asynccontextmanager
-async def pair() -> AsyncIterator[Pair]:
+async def pair(folder: Path) -> AsyncIterator[Pair]:
     worker = FakeWorker(step_time=STEP)
     server, worker_port = await start(worker, "127.0.0.1:0")
     ports = [free_port(), free_port()]
@@ -129,7 +130,7 @@ async def pair() -> AsyncIterator[Pair]:
     async with grpc.aio.insecure_channel(target.name, options=options) as channel:
         link = SchedulerLink(channel, target.name, patience(60), has_standby=True)
         running = asyncio.create_task(link.run())
-        made = Pair(worker, worker_port, link, ports)
+        made = Pair(worker, worker_port, link, ports, folder)
         channels = {port: grpc.aio.insecure_channel(f"127.0.0.1:{port}") for port in ports}
         for port, own in channels.items():
             made.stubs[port] = scheduler_pb2_grpc.SchedulerServiceStub(own)
@@ -147,8 +148,8 @@ async def pair() -> AsyncIterator[Pair]:
             await server.stop(None)
 
 
-async def test_a_stopped_scheduler_wakes_up_and_steps_down() -> None:
-    async with pair() as made:
+async def test_a_stopped_scheduler_wakes_up_and_steps_down(tmp_path: Path) -> None:
+    async with pair(tmp_path) as made:
         active, other = await made.settle()
         calm = await made.answers()
         stopped = made.processes[active]
@@ -163,8 +164,10 @@ async def test_a_stopped_scheduler_wakes_up_and_steps_down() -> None:
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
-async def test_the_standby_follows_a_scheduler_that_ends(how: signal.Signals) -> None:
-    async with pair() as made:
+async def test_the_standby_follows_a_scheduler_that_ends(
+    how: signal.Signals, tmp_path: Path
+) -> None:
+    async with pair(tmp_path) as made:
         active, other = await made.settle()
         calm = await made.answers()
         ended = made.processes.pop(active)
@@ -174,8 +177,8 @@ async def test_the_standby_follows_a_scheduler_that_ends(how: signal.Signals) ->
         assert await made.settle() == (other, active)
 
 
-async def test_a_standby_that_dies_is_not_missed_and_both_may_die() -> None:
-    async with pair() as made:
+async def test_a_standby_that_dies_is_not_missed_and_both_may_die(tmp_path: Path) -> None:
+    async with pair(tmp_path) as made:
         _, other = await made.settle()
         calm, epoch = await made.answers(), made.worker.epoch
         gone = made.processes.pop(other)
