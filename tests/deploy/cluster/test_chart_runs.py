@@ -26,7 +26,7 @@ pytestmark = pytest.mark.slow
 NUM_OF_EACH = 5  # one of each kind over HTTP, and one through the SDK
 # A stream must outlast the wait before a pod's SIGTERM, however fast the machine is.
 # Steps of the stand-in's workers take 0.2 s each; elsewhere there are as many as it takes.
-NUM_TOKENS, MOST_TOKENS, LEAST_S = 30, 1_600, 5.0
+NUM_TOKENS, MOST_TOKENS, LEAST_S = 25, 1_600, 5.0
 MOST_TURNS = 4  # of an upgrade, until one met streams
 SMALL = {
     "gateway": {"replicas": 2, "preStopSeconds": 1},
