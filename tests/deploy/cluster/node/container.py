@@ -152,8 +152,7 @@ class Container:
         groups = ",".join(map(str, (group, *self.around.groups)))
         return [
             *("chroot", f"--userspec={user}:{group}", f"--groups={groups}", str(self.root)),
-            *(command or self.image.entrypoint),
-            *arguments,
+            *self.image.line(command, arguments),
         ]
 
     def _steps(self) -> list[list[str]]:

@@ -3,6 +3,7 @@
 Their content is one environment with the package's wheel, at the place that images have it.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,6 +27,14 @@ class Image:
     user: int
     group: int
     binds: dict[str, str]
+    options: tuple[str, ...]  # in addition, of its own service and of no other command
+
+    def line(self, command: Sequence[str], arguments: Sequence[str]) -> list[str]:
+        """The words of a container; `command` stands for the entrypoint, if it has any."""
+        words = [*(command or self.entrypoint)]
+        # A chart names its service as the image does, but for the folder of the program.
+        is_service = words[1:] == [*self.entrypoint[1:]]
+        return [*words, *arguments, *(self.options if is_service else ())]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +60,10 @@ class Images:
         binds[str(self.libraries)] = LIBRARIES
         options = self.worker_options if named.startswith("worker") else ()
         return Image(
-            (*stage.last("ENTRYPOINT").words, *options),
+            tuple(stage.last("ENTRYPOINT").words),
             stage.variables,
             int(user),
             int(group or user),
             binds,
+            options,
         )
