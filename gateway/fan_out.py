@@ -6,8 +6,9 @@ call only so many are submitted at once, so that other callers wait for these an
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import aclosing, asynccontextmanager
+from functools import partial
 from typing import Any, TypeVar
 
 from gateway.embeddings import PromptEmbedding
@@ -34,7 +35,7 @@ async def complete_all(
         try:
             async with turns.one_for(request) as request:
                 if request.beams is not None:
-                    return await _search_patiently(index, pipeline, request)
+                    return await _whole(index, pipeline, request, partial(search, pipeline))
                 async with aclosing(_patiently(index, pipeline, request)) as deltas:
                     return [completion_of([delta async for delta in deltas])]
         except RequestError as error:
@@ -59,7 +60,7 @@ async def embed_all(
     async def embed(index: int, request: GenerationRequest) -> PromptEmbedding:
         try:
             async with turns.one_for(request) as request:
-                embedding = await _embed_patiently(index, pipeline, request)
+                embedding = await _whole(index, pipeline, request, pipeline.embed)
         except RequestError as error:
             name = field if len(requests) == 1 else f"{field}[{index}]"
             raise error.renamed("prompt", name) from error
@@ -147,23 +148,16 @@ async def _patiently(
             request = await _come_back(index, pipeline, request, error)
 
 
-async def _search_patiently(
-    index: int, pipeline: Pipeline, request: GenerationRequest
-) -> list[WholeOutput]:
-    """The outputs of a beam search; a full queue refuses it before its first token."""
+async def _whole(
+    index: int,
+    pipeline: Pipeline,
+    request: GenerationRequest,
+    compute: Callable[[GenerationRequest], Awaitable[Result]],
+) -> Result:
+    """The result of one of the requests; a full queue refuses it before it is computed."""
     while True:
         try:
-            return await search(pipeline, request)
-        except RequestError as error:
-            request = await _come_back(index, pipeline, request, error)
-
-
-async def _embed_patiently(
-    index: int, pipeline: Pipeline, request: GenerationRequest
-) -> PromptEmbedding:
-    while True:
-        try:
-            return await pipeline.embed(request)
+            return await compute(request)
         except RequestError as error:
             request = await _come_back(index, pipeline, request, error)
 
@@ -193,15 +187,11 @@ class _Turns:
     @asynccontextmanager
     async def one_for(self, request: GenerationRequest) -> AsyncIterator[GenerationRequest]:
         """Waits for a turn, which ends with the block; yields what is to be submitted then."""
-        if self._free.locked():
-            began_s = self._pipeline.now()
-            with self._pipeline.preparing():
-                await self._free.acquire()
-            request = request.after(self._pipeline.now() - began_s)
-        else:
-            await self._free.acquire()  # at once
+        began_s, has_to_wait = self._pipeline.now(), self._free.locked()
+        with self._pipeline.preparing():
+            await self._free.acquire()
         try:
-            yield request
+            yield request.after(self._pipeline.now() - began_s) if has_to_wait else request
         finally:
             self._free.release()
 
