@@ -5,7 +5,6 @@ without, at every rate.
 """
 
 import numpy as np
-from numpy.typing import NDArray
 
 from scheduler_svc.core.request.request import TokenIds
 from simulator.capacity.workload import Arrival
@@ -22,7 +21,7 @@ class Outputs:
         self._acceptance = acceptance
         self._seed = seed
         self._arrivals: list[Arrival] = []
-        self._foreseen: dict[int, NDArray[np.bool_]] = {}  # [output tokens]
+        self._foreseen: dict[int, TokenIds] = {}  # [output tokens], right or not
 
     def add(self, arrival: Arrival) -> None:
         """Takes the request with the next handle."""
@@ -44,10 +43,8 @@ class Outputs:
         before it.
         """
         if handle not in self._foreseen:
-            rng = np.random.default_rng((self._seed, handle))
-            drawn = rng.random(self._arrivals[handle].output_tokens)
-            self._foreseen[handle] = drawn < self._acceptance
-        token_ids = self.of(handle)[begin : begin + most]
-        is_right = self._foreseen[handle][begin : begin + most]
-        wrong: TokenIds = ((token_ids + 1) % self._vocab_size).astype(np.int32)
-        return np.where(is_right, token_ids, wrong)
+            token_ids = self.of(handle)
+            drawn = np.random.default_rng((self._seed, handle)).random(len(token_ids))
+            wrong: TokenIds = ((token_ids + 1) % self._vocab_size).astype(np.int32)
+            self._foreseen[handle] = np.where(drawn < self._acceptance, token_ids, wrong)
+        return self._foreseen[handle][begin : begin + most]
