@@ -13,6 +13,13 @@ PRODUCTS = ("tiny_product", "product", "observed")
 # Files whose tests share nothing and take seconds each; they fill the end of the run.
 APART = ("e2e/test_dtypes.py",)
 
+# Files of minutes, most of them waits: they begin first of their folder, else the run ends
+# with one process that computes them while the others have nothing left.
+LONG = (
+    "deploy/images/test_replayed_images.py", "e2e/rolling/test_standby.py",
+    "e2e/speculation/test_products.py", "e2e/test_supervised.py", "e2e/test_worker_death.py",
+)  # fmt: skip
+
 # One makes and removes network interfaces, at which a browser gives up its connections.
 # Together they take longest and mostly wait: they begin with what computes, in all that is tested.
 NETWORK = ("deploy/cluster", "e2e/page")
@@ -52,10 +59,12 @@ def folder_of(item: pytest.Item) -> str:
 
 
 def rank(item: pytest.Item) -> tuple[int, int]:
-    """What is sorted by: the folder's rank, and in it slow tests last."""
+    """What is sorted by: the folder's rank; in it long files first and slow tests last."""
     path = item.path.relative_to(TESTS)
     if str(path.parent) in NETWORK:
         return RANKS["kernels"], 0
+    if str(path) in LONG:
+        return RANKS[folder_of(item)], 0
     place = 3 if str(path) in APART else 2 if "slow" in item.keywords else 1
     return RANKS[folder_of(item)], place
 
