@@ -14,10 +14,11 @@ PRODUCTS = ("tiny_product", "product", "observed")
 APART = ("e2e/test_dtypes.py",)
 
 # Files of minutes, most of them waits: they begin first of their folder, else the run ends
-# with one process that computes them while the others have nothing left.
+# with one process that computes them while the others have nothing left. None takes a product:
+# within a product's group what kills a service comes last, as it resets the service's counts.
 LONG = (
     "deploy/images/test_replayed_images.py", "e2e/rolling/test_standby.py",
-    "e2e/speculation/test_products.py", "e2e/test_supervised.py", "e2e/test_worker_death.py",
+    "e2e/speculation/test_products.py", "e2e/test_supervised.py",
 )  # fmt: skip
 
 # One makes and removes network interfaces, at which a browser gives up its connections.

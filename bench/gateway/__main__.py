@@ -98,8 +98,8 @@ def process(*arguments: str, log: IO[bytes], **pipes: int) -> Iterator["subproce
         child.wait(15)
 
 
-def wait_until_ready(ports: Ports) -> None:
-    """Waits until the gateway has found its scheduler."""
+def wait_until_ready(ports: Ports, log: Path) -> None:
+    """Waits until the gateway has found its scheduler; RuntimeError says how its log ends."""
     deadline_s = time.monotonic() + READY_TIMEOUT_S
     while True:
         try:
@@ -107,7 +107,8 @@ def wait_until_ready(ports: Ports) -> None:
             return
         except OSError as error:
             if time.monotonic() > deadline_s:
-                raise RuntimeError(f"the gateway is not ready: {error}") from error
+                said = log.read_text(errors="replace")[-2000:]
+                raise RuntimeError(f"the gateway is not ready: {error}\n{said}") from error
             time.sleep(0.1)
 
 
@@ -139,12 +140,12 @@ class GatewayBench:
             served = stack.enter_context(
                 process(*gateway, *scheduler, *listens[0], *listens[1], log=self._log)
             )
-            wait_until_ready(ports)
+            wait_until_ready(ports, Path(self._log.name))
             assert sending.stdout is not None
             for _ in range(self._num_processes):
                 sending.stdout.readline()  # a session is open
             for _ in range(READY_CHECKS * self._num_processes):  # each may go to another process
-                wait_until_ready(ports)
+                wait_until_ready(ports, Path(self._log.name))
             yield GatewayProcess(served), sending
 
     def _readers(
