@@ -1,6 +1,6 @@
 """Steps of two ranks on two GPUs, in graphs, against one GPU's steps kernel by kernel, in float32.
 
-Sizes of steps lie around those of graphs, with no, one and many rows that decode beside a prompt;
+Sizes of steps lie around those of graphs, a prompt among no, one and many rows that decode;
 drafts are right, wrong and both.
 """
 
