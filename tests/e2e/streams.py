@@ -1,6 +1,7 @@
 """Forty clients that stream at once, undisturbed or while the workers are disturbed."""
 
 import threading
+import time
 from collections.abc import Callable
 
 import grpc
@@ -79,6 +80,21 @@ class Streams:
             )
         assert has_ended, self.product.log_of("scheduler_svc")
         return self.num_tokens >= wanted
+
+    def wait_until_all_are_accepted(self) -> None:
+        """Waits until the scheduler has, or has had, every request.
+
+        One that comes while there is no scheduler is refused at once, and was never taken on.
+        """
+        deadline_s = time.monotonic() + TIMEOUT_S
+        while True:
+            num_ended = len(self.histories) - self._num_running  # first: one may end meanwhile
+            status = self.product.status()
+            num_there = int(status.get("num_running", 0)) + int(status.get("num_waiting", 0))
+            if num_ended + num_there >= len(self.histories):
+                return
+            assert time.monotonic() < deadline_s, status
+            time.sleep(0.02)
 
     def run(self, disturb: Disturb | None = None) -> list[History]:
         """The histories of all clients."""

@@ -113,6 +113,7 @@ def test_streams_survive_a_kill_of_the_scheduler(
     product: Product, calm: Calm, rng: random.Random
 ) -> None:
     def kill(streams: Streams) -> None:
+        streams.wait_until_all_are_accepted()
         assert until_a_moment(streams, rng, calm, 100, 700)
         product.processes["scheduler_svc"].kill()
         product.processes["scheduler_svc"].wait()
