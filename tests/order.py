@@ -65,8 +65,9 @@ def rank(item: pytest.Item) -> tuple[int, int]:
     if str(path.parent) in NETWORK:
         return RANKS["kernels"], 0
     if str(path) in LONG:
-        return RANKS[folder_of(item)], 0
-    place = 3 if str(path) in APART else 2 if "slow" in item.keywords else 1
+        place = 0
+    else:
+        place = 3 if str(path) in APART else 2 if "slow" in item.keywords else 1
     return RANKS[folder_of(item)], place
 
 

@@ -4,16 +4,13 @@ Sizes of steps lie around those of graphs, a prompt among no, one and many rows 
 drafts are right, wrong and both.
 """
 
-import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
 import torch
 
 from pagewire.v1 import worker_pb2
-from tests.pace import patience
 from tests.worker_svc.conftest import (
     WORKER_CONFIG,
     Attachment,
@@ -23,7 +20,7 @@ from tests.worker_svc.conftest import (
     serving,
 )
 from tests.worker_svc.parallel.test_tensor_parallel import save
-from tests.worker_svc.ranks.test_ranks import RankGroup, start_group
+from tests.worker_svc.ranks.test_ranks import running_group
 from wire.columns import unpack
 from worker_svc.runner.cuda_runner import CudaRunner
 from worker_svc.runner.step_graphs import StepGraphs
@@ -65,25 +62,12 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
     root = tmp_path_factory.mktemp("ranks")
     options = ("device", "num_kv_blocks", "max_num_seqs", "max_num_batched_tokens")
     changes = {f"--{name.replace('_', '-')}": str(getattr(CONFIG, name)) for name in options}
-    with ended(start_group(save(root / "model", NAME), root / "log", changes)) as group:
-        group.wait_until_ready(timeout_s=READY_S)
-        with group.worker() as worker:
-            description = worker.describe().description
-            assert (description.world_size, description.verifies_drafts) == (2, True)
-            assert description.graph_batch_sizes
-            yield worker
-
-
-@contextmanager
-def ended(group: RankGroup) -> Iterator[RankGroup]:
-    """Ends a group, also one that did not start."""
-    try:
-        yield group
-        group.process.send_signal(signal.SIGTERM)
-        assert group.process.wait(patience(30)) == 0
-    finally:
-        group.process.kill()
-        group.process.wait()
+    folder = save(root / "model", NAME)
+    with running_group(folder, root / "log", changes, READY_S) as group, group.worker() as worker:
+        description = worker.describe().description
+        assert (description.world_size, description.verifies_drafts) == (2, True)
+        assert description.graph_batch_sizes
+        yield worker
 
 
 def arriving(

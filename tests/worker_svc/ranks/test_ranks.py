@@ -126,11 +126,17 @@ def start_group(
     return RankGroup(process, log_path)
 
 
-@pytest.fixture(scope="module")
-def group(llama_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RankGroup]:
-    made = start_group(llama_folder, tmp_path_factory.mktemp("ranks") / "log")
+@contextmanager
+def running_group(
+    folder: Path,
+    log_path: Path,
+    changes: Mapping[str, str] = MappingProxyType({}),
+    timeout_s: float = 3 * TIMEOUT_S,
+) -> Iterator[RankGroup]:
+    """A ready group, told to end after the block; none of its processes is left."""
+    made = start_group(folder, log_path, changes)
     try:
-        made.wait_until_ready()
+        made.wait_until_ready(timeout_s=timeout_s)
         yield made
         made.process.send_signal(signal.SIGTERM)
         assert made.process.wait(TIMEOUT_S) == 0
@@ -138,6 +144,12 @@ def group(llama_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
     finally:
         made.process.kill()
         made.process.wait()
+
+
+@pytest.fixture(scope="module")
+def group(llama_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RankGroup]:
+    with running_group(llama_folder, tmp_path_factory.mktemp("ranks") / "log") as made:
+        yield made
 
 
 def is_running(pid: int) -> bool:
