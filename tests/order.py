@@ -13,12 +13,13 @@ PRODUCTS = ("tiny_product", "product", "observed")
 # Files whose tests share nothing and take seconds each; they fill the end of the run.
 APART = ("e2e/test_dtypes.py",)
 
-# Files of minutes, most of them waits: they begin first of their folder, else the run ends
-# with one process that computes them while the others have nothing left. None takes a product:
+# Long files, most of them waits: they begin first of their folder, else the run ends with
+# one process that computes them while the others have nothing left. None takes a product:
 # within a product's group what kills a service comes last, as it resets the service's counts.
 LONG = (
     "deploy/images/test_replayed_images.py", "e2e/rolling/test_standby.py",
     "e2e/speculation/test_products.py", "e2e/test_supervised.py",
+    "scheduler_svc/standby/test_standby.py",
 )  # fmt: skip
 
 # One makes and removes network interfaces, at which a browser gives up its connections.
