@@ -5,7 +5,7 @@ received, so its reader only sees a pause.
 """
 
 import asyncio
-import time
+import threading
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any, Protocol, Self
@@ -29,7 +29,7 @@ class _Output:
         self._patience = plan.patience
         self._attempts = plan.attempts
         self._assembly = plan.assembly
-        self._is_closed = False
+        self._closed = threading.Event()
         self._has_begun = False
         self._hold(cancel)
 
@@ -52,7 +52,7 @@ class _Output:
     def _pause_s(self, error: grpc.RpcError) -> float:
         """Seconds to wait before opening the stream again; raises an error that is not retried."""
         pause_s = None
-        if not (self._is_closed or self._assembly.is_finished):
+        if not (self._closed.is_set() or self._assembly.is_finished):
             if not self._has_begun:
                 pause_s = self._attempts.refusal_pause_s(error)
             if pause_s is None:
@@ -77,9 +77,14 @@ class _Output:
         return self._assembly.text
 
     def close(self) -> None:
-        """Cancels the request if it still runs."""
-        self._is_closed = True
+        """Cancels the request if it still runs; from any thread, unless the stream is asyncio's."""
+        self._closed.set()
         self._cancel()
+
+    def _check_open(self) -> None:
+        """Raises Cancelled if the stream was closed while nothing of it ran."""
+        if self._closed.is_set():
+            raise Cancelled("the stream was closed", code="CANCELLED")
 
 
 class StreamCall(Protocol):
@@ -115,15 +120,18 @@ class Stream(_Output, Iterator[Delta]):
             except grpc.RpcError as error:
                 if self._is_whole(error):
                     raise StopIteration from None
-                time.sleep(self._pause_s(error))
+                self._closed.wait(self._pause_s(error))
             except StopIteration:
                 self._assembly.check_end()
                 raise
+            self._check_open()
             self._cancel.detach()
             self._call = self._reopen(
                 self._assembly.resumed, self._patience.num_attempts, self._patience.num_deaths
             )
             self._hold(self._call.cancel)
+            if self._closed.is_set():  # by another thread, which had the call before to cancel
+                self._cancel()
 
     def completion(self) -> Completion:
         """Reads the remaining pieces and returns the whole output. Raises PagewireError."""
@@ -162,6 +170,7 @@ class AsyncStream(_Output, AsyncIterator[Delta]):
                 if self._cancel.alive:
                     raise  # the task was cancelled, not the stream
                 raise Cancelled("the stream was closed", code="CANCELLED") from None
+            self._check_open()
             self._cancel.detach()
             call = self._reopen(
                 self._assembly.resumed, self._patience.num_attempts, self._patience.num_deaths

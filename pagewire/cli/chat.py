@@ -12,6 +12,7 @@ from pagewire._client import Client
 from pagewire._errors import PagewireError
 from pagewire._terminal import Style, is_terminal
 from pagewire._types import Delta, SamplingParams
+from pagewire.cli.interrupts import interrupts_close
 from pagewire.cli.options import (
     add_command,
     add_connection,
@@ -58,23 +59,21 @@ def run(options: argparse.Namespace) -> int:
         chat.set_system(options.system)
         if is_terminal(sys.stdin):
             chat.note(f"{name}. /help lists the commands.")
-        while (line := _read_line(chat)) is not None and chat.take(line):
+        while _next_turn(chat):
             pass
     return 0
 
 
-def _read_line(chat: "Chat") -> str | None:
-    """The next line, in a terminal with those pasted after it; None at the end of input."""
-    while True:
-        try:
-            if not is_terminal(sys.stdin):
-                return input()
-            return _pasted(input("> "))
-        except EOFError:
-            chat.note("")
-            return None
-        except KeyboardInterrupt:
-            chat.note("\n/quit or Ctrl-D leaves.")
+def _next_turn(chat: "Chat") -> bool:
+    """Reads a line and takes it; False at the end of input and when the user quits."""
+    try:
+        return chat.take(_pasted(input("> ")) if is_terminal(sys.stdin) else input())
+    except EOFError:
+        chat.note("")
+        return False
+    except KeyboardInterrupt:
+        chat.note("\n/quit or Ctrl-D leaves.")
+        return True
 
 
 def _pasted(first: str) -> str:
@@ -138,18 +137,21 @@ class Chat:
     def _answer(self, line: str) -> None:
         turns = [*self.history, Message("user", line)]
         clock, is_thinking = AnswerClock(), False
-        with self._client.stream_chat(turns, self._params, model=self._model) as stream:
+        with (
+            interrupts_close() as interrupts,
+            self._client.stream_chat(turns, self._params, model=self._model) as stream,
+        ):
+            interrupts.close(stream)
             try:
                 for delta in stream:
                     clock.count(len(delta.token_ids))
                     is_thinking = self._show(delta, is_thinking)
-                outcome = clock.summary()
-            except KeyboardInterrupt:
-                outcome = f"stopped; {clock.summary()}"
             except PagewireError as error:
-                self._out.write("\n")
-                self.note(f"error: {error}")
-                return  # the question is dropped, so that it can be asked again
+                if not interrupts.have_come:
+                    self._out.write("\n")
+                    self.note(f"error: {error}")
+                    return  # the question is dropped, so that it can be asked again
+        outcome = f"stopped; {clock.summary()}" if interrupts.have_come else clock.summary()
         self.history = [*turns, Message("assistant", stream.text)]
         self._out.write("\n")
         self.note(outcome)

@@ -4,6 +4,8 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
+from pagewire._errors import Cancelled
+from pagewire.cli.interrupts import interrupts_close
 from pagewire.cli.options import (
     add_command,
     add_connection,
@@ -31,10 +33,17 @@ def run(options: argparse.Namespace) -> int:
     prompt = sys.stdin.read() if options.prompt == "-" else options.prompt
     with (
         to_client(options) as client,
+        interrupts_close() as interrupts,
         client.stream(prompt, to_sampling(options), model=options.model) as stream,
     ):
-        for delta in stream:
-            sys.stdout.write(delta.text)
-            sys.stdout.flush()
+        interrupts.close(stream)
+        try:
+            for delta in stream:
+                sys.stdout.write(delta.text)
+                sys.stdout.flush()
+        except Cancelled:
+            if interrupts.have_come:
+                raise KeyboardInterrupt from None
+            raise
     sys.stdout.write("\n")
     return 0

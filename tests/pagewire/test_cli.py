@@ -3,15 +3,18 @@
 import argparse
 import io
 import json
+import queue
 import signal
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
 from pagewire import Message, cli
 from pagewire._terminal import Progress, Style
 from pagewire.cli import checkout, explain
+from pagewire.cli.interrupts import interrupts_close
 from pagewire.cli.options import CommandError
 from pagewire.testing import FakeServer
 from pagewire.v1 import debug_pb2
@@ -195,20 +198,65 @@ def test_chat_goes_on_after_a_failure_and_forgets_the_question(gateway, typed, c
     assert "error: because the test wants it" in capsys.readouterr().out
 
 
-def test_ctrl_c_in_chat_stops_the_answer_only_and_cancels_it(gateway):
+@pytest.fixture
+def chat(gateway):
+    """`pagewire chat` as a process of its own; killed if the test fails."""
     command = [sys.executable, "-m", "pagewire", "chat", "--target", gateway.target]
     pipe = subprocess.PIPE
-    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as chat:
-        assert chat.stdin is not None and chat.stdout is not None
-        chat.stdin.write("endless\n")
-        chat.stdin.flush()
-        assert chat.stdout.read(6) == "on on "
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as process:
+        yield process
+        process.kill()
+
+
+def ask(chat, line):
+    chat.stdin.write(line + "\n")
+    chat.stdin.flush()
+
+
+def test_ctrl_c_in_chat_stops_the_answer_only_and_cancels_it(gateway, chat):
+    for _ in range(5):
+        gateway.cancelled.clear()
+        ask(chat, "endless")
+        said = ""
+        while not said.endswith("on on "):
+            said += chat.stdout.read(1)
         chat.send_signal(signal.SIGINT)
         assert gateway.cancelled.wait(patience(5))
-        rest, _ = chat.communicate("hello\n", timeout=patience(20))
+        while "stopped; " not in said:  # from then on Ctrl-C is the prompt's again
+            said += chat.stdout.readline()
+    rest, _ = chat.communicate("hello\n", timeout=patience(20))
     assert chat.returncode == 0
-    assert "stopped; " in rest
     assert "The capital is Paris." in rest
+
+
+def test_interrupts_close_a_stream_once_and_raise_nothing():
+    closed = queue.SimpleQueue()
+    before = signal.getsignal(signal.SIGINT)
+    with interrupts_close() as interrupts:
+        signal.raise_signal(signal.SIGINT)  # before there is a stream
+        interrupts.close(SimpleNamespace(close=lambda: closed.put("late")))
+        assert closed.get_nowait() == "late"
+    with interrupts_close() as interrupts:
+        interrupts.close(SimpleNamespace(close=lambda: closed.put("running")))
+        assert not interrupts.have_come
+        for _ in range(3):
+            signal.raise_signal(signal.SIGINT)
+        assert closed.get(timeout=patience(5)) == "running"
+    assert closed.empty() and interrupts.have_come
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_ctrl_c_ends_complete(gateway):
+    command = [sys.executable, "-m", "pagewire", "complete", "endless", "--target", gateway.target]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as completing:
+        try:
+            assert completing.stdout is not None
+            assert completing.stdout.read(6) == "on on "
+            completing.send_signal(signal.SIGINT)
+            assert gateway.cancelled.wait(patience(5))
+            assert completing.wait(patience(20)) == cli.INTERRUPTED
+        finally:
+            completing.kill()
 
 
 def test_status_tells_everything_and_is_0_when_ready(gateway, scheduler, capsys):

@@ -2,6 +2,7 @@
 
 import asyncio
 import doctest
+import threading
 import time
 from itertools import accumulate
 
@@ -135,6 +136,33 @@ def test_an_asyncio_stream_goes_on_as_well() -> None:
         server.fail_next(pagewire.Unavailable("gone"), after_words=4)
         assert asyncio.run(read(server)) == TEXT
         assert len(server.received) == 2
+
+
+def test_a_stream_closed_by_another_thread_in_the_pause_is_not_opened_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    waits = threading.Event()
+
+    def pause_s(*_: object) -> float:
+        waits.set()
+        return 600.0
+
+    monkeypatch.setattr(ResumePatience, "pause_s", pause_s)
+    with FakeServer(TEXT) as server, server.client() as client:
+        server.fail_next(pagewire.Unavailable("gone"), after_words=1)
+        stream = client.stream("a")
+        next(stream)
+
+        def close() -> None:
+            waits.wait()
+            stream.close()
+
+        closing = threading.Thread(target=close, daemon=True)
+        closing.start()
+        with pytest.raises(pagewire.Cancelled, match="closed"):
+            next(stream)
+        closing.join()
+        assert len(server.received) == 1
 
 
 def test_a_stream_that_never_began_or_may_not_go_on_fails_at_once() -> None:
