@@ -66,6 +66,7 @@ class CudaRunner(ModelRunner):
         super().__init__(model, kv_cache, limits, device, grammars)
         assert model.fused is not None  # what it cannot run goes to an EagerRunner
         self.slots = SlotsOnDevice(self.state)
+        self.state.grammars.fill_for(device, limits.max_num_seqs)
         self._decode_graphs = DecodeGraphs(model, kv_cache, self.slots, limits)
         self._step_graphs = StepGraphs(model, kv_cache, self.slots, limits)
         self.graph_bytes = 0  # of the device's memory; known once warm

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from kernels.sampling.restrict_rows import restrict_rows
-from worker_svc.device.transfer import fetched, upload, upload_array
+from worker_svc.device.transfer import fetched, upload
 from worker_svc.parallel.vocab_part import VocabPart
 from worker_svc.protocol.step import IntColumn, no_entries
 from worker_svc.runner.batch_state import Staged
@@ -64,8 +64,8 @@ def sample_rows(
 ) -> SampleExtras:
     """Samples after each of a step's R positions, with all that their rows ask for.
 
-    What grammars allow may still be computed on the host, and is waited for last: all that does
-    not need it is launched before.
+    What grammars allow may still be computed on the host: the device waits for it, and does before
+    all that does not need it.
     """
     placed = given if isinstance(given, PlacedLogits) else None
     part = given.part if isinstance(given, PlacedLogits) else given
@@ -154,5 +154,5 @@ def _adjust(
     process_logits(logits, replace(processors, grammars=None), slots.penalize)
     masks = slots.no_masks
     if processors.grammars is not None:
-        masks = upload_array(slots.device, processors.grammars.allowed().view(np.int32))
+        masks = processors.grammars.on(slots.device)
     return restrict_rows(logits, index.processed, index.masks, was_finite, masks)

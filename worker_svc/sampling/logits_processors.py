@@ -159,7 +159,7 @@ def process_logits(
 
 def _keep_grammatical(logits: Tensor, grammars: GrammarRows) -> None:
     rows = upload_array(logits.device, grammars.rows)
-    packed = upload_array(logits.device, grammars.allowed())  # [G, bytes]
+    packed = grammars.on(logits.device).view(torch.uint8)  # [G, bytes]
     bits = packed[:, :, None] >> torch.arange(8, dtype=torch.uint8, device=logits.device)
     forbidden = (bits & 1).view(len(rows), -1)[:, : logits.shape[1]] == 0  # [G, V]
     logits[rows] = logits[rows].masked_fill_(forbidden, float("-inf"))

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from worker_svc.device.transfer import download, upload
 from worker_svc.protocol.step import IntColumn, RowSampling
-from worker_svc.sampling.grammars import GrammarPlace, GrammarRows, Grammars
+from worker_svc.sampling.grammars import GrammarRows, Grammars
 from worker_svc.sampling.logits_processors import (
     BadWords,
     Entries,
@@ -17,6 +17,7 @@ from worker_svc.sampling.logits_processors import (
     LogitsProcessors,
     Penalties,
 )
+from worker_svc.sampling.mask_filling import GrammarPlace
 
 # Pads prefixes of bad words in front; no token has this id.
 NO_TOKEN = -1
@@ -137,7 +138,6 @@ def _grammars(
         return None
     which = np.array([index for index, _ in placed], dtype=np.int64)
     places = [place for _, place in placed]
-    grammars.settle()
     ends = processed.num_tokens[which]
     num_output = ends - processed.num_prompt[which]
     num_unread = num_output - np.array([place.num_read for place in places], dtype=np.int64)
@@ -146,4 +146,4 @@ def _grammars(
     index = np.repeat(processed.slots[which] * token_rows.shape[1] + ends, num_unread) + behind
     (positions,) = upload(token_rows.device, index)
     tokens = token_rows.view(-1)[positions]
-    return GrammarRows(processed.rows[which], grammars.fill(places, num_unread, download(tokens)))
+    return grammars.fill(processed.rows[which], places, num_unread, download(tokens))

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import llguidance
+import llguidance.numpy
 import numpy as np
 import pytest
 import tokenizers
@@ -19,7 +20,8 @@ from tests.worker_svc.spelling import DIGITS, EOS, SUMS, make_tokenizer
 from wire.grammar import Matcher, Vocabulary, read_vocabulary
 from worker_svc.protocol.step import ROW_DEAD_END, NewSequence, RowSampling, StepInput, StepOutput
 from worker_svc.runner.model_runner import NO_TOKEN_LEFT, ModelRunner
-from worker_svc.sampling.grammars import GrammarPlace, Grammars
+from worker_svc.sampling.grammars import Grammars
+from worker_svc.sampling.mask_filling import GrammarPlace
 from worker_svc.startup import startup
 
 SCHEMA = {
@@ -233,7 +235,8 @@ def test_a_matcher_moved_on_allows_what_one_built_anew_does(vocabulary: Vocabula
 
     def allowed(place: GrammarPlace, token_ids: list[int]) -> np.ndarray:
         num_unread = column(len(token_ids))
-        filled = grammars.fill([place], num_unread, lambda: column(*token_ids)).result()
+        rows = grammars.fill(column(0), [place], num_unread, lambda: column(*token_ids))
+        filled = rows.filling.result()
         assert filled.problems == {}
         return np.flatnonzero(np.unpackbits(filled.allowed[0], bitorder="little"))
 
@@ -249,6 +252,38 @@ def test_a_matcher_moved_on_allows_what_one_built_anew_does(vocabulary: Vocabula
             assert choices.tolist() == allowed(grammars.begin(text, output), []).tolist()
 
 
+def test_masks_that_the_library_cannot_fill_end_their_row_alone(
+    vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grammars = Grammars(VOCAB_SIZE, lambda: vocabulary)
+    grammars.fill_for(torch.device("cpu"), 4)
+    places = [grammars.begin(text, []) for text in (DIGITS, OBJECT, SUMS)]
+    broken = places[1].building.result()
+    fill_one = llguidance.numpy.fill_next_token_bitmask
+
+    def panic(*_: object) -> None:
+        raise BaseException("a panic of the library")
+
+    def one(matcher: Matcher, masks: np.ndarray, index: int) -> None:
+        if matcher is broken:
+            panic()
+        fill_one(matcher, masks, index)
+
+    def step() -> tuple[np.ndarray, dict[int, str]]:
+        rows = grammars.fill(np.arange(3), places, np.zeros(3, dtype=np.int64), column)
+        return rows.on(torch.device("cpu")).numpy(), rows.problems()
+
+    whole, problems = step()
+    assert problems == {} and whole.any(1).all()
+    monkeypatch.setattr(llguidance.numpy, "fill_next_token_bitmask_par", panic)
+    monkeypatch.setattr(llguidance.numpy, "fill_next_token_bitmask", one)
+    for num_timed in (0, 1):  # together, and one after the other
+        grammars._masks._num_to_time = num_timed
+        masks, problems = step()
+        assert problems.keys() == {1} and "a panic of the library" in problems[1]
+        assert (masks[[0, 2]] == whole[[0, 2]]).all() and not masks[1].any()
+
+
 def test_outputs_do_not_use_up_each_others_limits(
     vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -259,7 +294,8 @@ def test_outputs_do_not_use_up_each_others_limits(
     for _ in range(100):
         place, last = grammars.begin(words, []), column()
         for _ in range(30):
-            filled = grammars.fill([place], column(len(last)), last.copy).result()
+            rows = grammars.fill(column(0), [place], column(len(last)), last.copy)
+            filled = rows.filling.result()
             assert filled.problems == {}
             mask = np.unpackbits(filled.allowed[0], bitorder="little")
             last = column(int(dice.choice(np.flatnonzero(mask))))

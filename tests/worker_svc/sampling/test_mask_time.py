@@ -1,5 +1,6 @@
 """Masks that take long: most are filled side by side, and a row that takes too much ends."""
 
+import threading
 from collections import Counter
 from concurrent.futures import Future
 
@@ -7,41 +8,49 @@ import llguidance.numpy
 import numpy as np
 import pytest
 
-from worker_svc.sampling import grammars as module
-from worker_svc.sampling.grammars import FREE_S, GrammarPlace, Grammars
+from worker_svc.sampling import mask_filling as module
+from worker_svc.sampling.grammars import Grammars
+from worker_svc.sampling.mask_filling import FREE_S, GrammarPlace, MaskFiller
 
 NUM_ROWS = 24
+NOTHING = np.zeros(0, dtype=np.int64)
+
+
+class Clock(threading.local):
+    """Seconds of each thread."""
+
+    now_s = 0.0
 
 
 class Clocked:
-    """Matchers whose masks take a given time, by a clock that nothing else moves."""
+    """Matchers whose masks take a given time, by clocks that nothing else moves: one a thread."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, costs_s: list[float]) -> None:
-        self.now_s, self.alone, self.together = 0.0, Counter[int](), Counter[int]()
+        self.clock, self.alone, self.together = Clock(), Counter[int](), Counter[int]()
         self.costs_s = costs_s
-        monkeypatch.setattr(module.time, "thread_time", lambda: self.now_s)
-        monkeypatch.setattr(module.time, "perf_counter", lambda: self.now_s)
+        monkeypatch.setattr(module.time, "thread_time", lambda: self.clock.now_s)
+        monkeypatch.setattr(module.time, "perf_counter", lambda: self.clock.now_s)
         monkeypatch.setattr(llguidance.numpy, "fill_next_token_bitmask", self._one)
         monkeypatch.setattr(llguidance.numpy, "fill_next_token_bitmask_par", self._many)
-        monkeypatch.setattr(Grammars, "_threads", lambda grammars: None)
+        monkeypatch.setattr(MaskFiller, "_threads", lambda masks: None)
         self.grammars = Grammars(64)
         self.places = [GrammarPlace(self._built(row), 0) for row in range(len(costs_s))]
 
     def step(self) -> dict[int, str]:
         """The problems of one more step of all rows."""
         num_unread = np.zeros(len(self.places), dtype=np.int64)
-        filling = self.grammars.fill(self.places, num_unread, lambda: np.zeros(0, dtype=np.int64))
-        return filling.result().problems
+        rows = np.arange(len(self.places))
+        return self.grammars.fill(rows, self.places, num_unread, lambda: NOTHING).problems()
 
     def _one(self, matcher: "Row", masks: object, index: int) -> None:
         assert matcher.index == index
         self.alone[index] += 1
-        self.now_s += self.costs_s[index]
+        self.clock.now_s += self.costs_s[index]
 
     def _many(self, threads: object, rows: list[tuple["Row", int]], masks: object) -> None:
         assert all(matcher.index == index for matcher, index in rows)
         self.together.update(index for _, index in rows)
-        self.now_s += max(self.costs_s[index] for _, index in rows)
+        self.clock.now_s += max(self.costs_s[index] for _, index in rows)
 
     @staticmethod
     def _built(row: int) -> "Future[Row]":
