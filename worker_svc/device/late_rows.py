@@ -12,6 +12,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from worker_svc.device.transfer import wait_for
+
 log = logging.getLogger(__name__)
 
 _GEQ = 0  # CU_STREAM_WAIT_VALUE_GEQ: as a difference of 32 bits, so a count may wrap around
@@ -95,7 +97,7 @@ class LateFill:
     def begin(self) -> NDArray[np.int32]:
         """The rows [num_rows, num_words] to write, once the device has what was there before."""
         if self._before is not None:
-            self._before.synchronize()
+            wait_for(self._before)
         rows: NDArray[np.int32] = self._buffer.numpy()
         return rows
 

@@ -6,9 +6,8 @@ from itertools import pairwise
 
 import torch
 
+from worker_svc.device.transfer import wait_for
 from worker_svc.protocol.step import StepTimings
-
-NAP_S = 5e-6
 
 
 class StepClock:
@@ -33,14 +32,9 @@ class StepClock:
             self._times.append(time.perf_counter())
 
     def wait(self) -> None:
-        """Waits for the last mark. Raises RuntimeError if the device failed before it.
-
-        It sleeps between queries instead of using the driver's wait: equally fast within
-        measurement error, and the core is free for the threads that prepare the next step.
-        """
+        """Waits for the last mark. Raises RuntimeError if the device failed before it."""
         if self._events:
-            while not self._events[-1].query():  # type: ignore[no-untyped-call]
-                time.sleep(NAP_S)
+            wait_for(self._events[-1])
 
     def spans_us(self) -> list[int]:
         """Microseconds of each phase; on CUDA call `wait` first."""

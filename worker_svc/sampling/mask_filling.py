@@ -132,8 +132,11 @@ class MaskFiller:
     def _fill_together(
         self, rows: list[tuple[Matcher, int]], masks: NDArray[np.int32], problems: dict[int, str]
     ) -> None:
-        """Fills the masks of rows (matcher, index), on several threads."""
+        """Fills the masks of rows (matcher, index), on several threads if there are several."""
         try:
+            if len(rows) == 1:
+                _fill_one(rows[0][0], masks, rows[0][1])
+                return
             with grammars.failures_as(BadGrammar, "masks cannot be filled"):
                 llguidance.numpy.fill_next_token_bitmask_par(self._threads(), rows, masks)
         except BadGrammar:

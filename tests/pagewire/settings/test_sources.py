@@ -29,7 +29,7 @@ def file(tmp_path: Path) -> Path:
 
 
 def test_the_command_line_goes_before_the_environment_and_that_before_the_file(file: Path) -> None:
-    assert parsed().gather_ms == 20.0
+    assert parsed().gather_ms == 30.0
     assert parsed(file=file).gather_ms == 1.0
     assert parsed(file=file, PAGEWIRE_GATHER_MS="2").gather_ms == 2.0
     assert parsed(file=file, PAGEWIRE_GATHER_MS="2", PAGEWIRE_GATEWAY_GATHER_MS="3").gather_ms == 3
