@@ -59,7 +59,6 @@ class LateRows:
         self, num_rows: int, num_words: int, device: torch.device, length: int = 3
     ) -> None:
         is_cuda = device.type == "cuda"
-        self.num_rows = num_rows
         self.device = device
         self.gate = HostGate(device)
         shape = (num_rows, num_words)

@@ -64,8 +64,8 @@ def sample_rows(
 ) -> SampleExtras:
     """Samples after each of a step's R positions, with all that their rows ask for.
 
-    What grammars allow may still be computed on the host: the device waits for it, and does before
-    all that does not need it.
+    What grammars allow may still be computed on the host. The device waits for it, after all work
+    that does not need it.
     """
     placed = given if isinstance(given, PlacedLogits) else None
     part = given.part if isinstance(given, PlacedLogits) else given
