@@ -82,9 +82,9 @@ class _Output:
         self._cancel()
 
     def _check_open(self) -> None:
-        """Raises Cancelled if the stream was closed while nothing of it ran."""
+        """Raises Cancelled if the stream was closed."""
         if self._closed.is_set():
-            raise Cancelled("the stream was closed", code="CANCELLED")
+            raise Cancelled("the stream was closed", code="CANCELLED") from None
 
 
 class StreamCall(Protocol):
@@ -167,9 +167,8 @@ class AsyncStream(_Output, AsyncIterator[Delta]):
                 self._assembly.check_end()
                 raise
             except asyncio.CancelledError:
-                if self._cancel.alive:
-                    raise  # the task was cancelled, not the stream
-                raise Cancelled("the stream was closed", code="CANCELLED") from None
+                self._check_open()
+                raise  # the task was cancelled, not the stream
             self._check_open()
             self._cancel.detach()
             call = self._reopen(

@@ -4,7 +4,7 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
-from pagewire._errors import Cancelled
+from pagewire._errors import PagewireError
 from pagewire.cli.interrupts import interrupts_close
 from pagewire.cli.options import (
     add_command,
@@ -41,9 +41,10 @@ def run(options: argparse.Namespace) -> int:
             for delta in stream:
                 sys.stdout.write(delta.text)
                 sys.stdout.flush()
-        except Cancelled:
-            if interrupts.have_come:
-                raise KeyboardInterrupt from None
-            raise
+        except PagewireError:
+            if not interrupts.have_come:
+                raise
+    if interrupts.have_come:
+        raise KeyboardInterrupt
     sys.stdout.write("\n")
     return 0

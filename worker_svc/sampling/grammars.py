@@ -49,15 +49,11 @@ class GrammarRows:
     filling: Future[Filled]
     late: LateFill | None = None  # what they are filled into, if a device takes them over
 
-    def allowed(self) -> NDArray[np.uint8]:
-        """Waits for the masks and returns them, [G, bytes]."""
-        return self.filling.result().allowed
-
     def on(self, device: torch.device) -> Tensor:
         """The masks [G, words] int32 on a device; if it can wait for them, nothing here does."""
         if self.late is not None:
             return self.late.fetch(len(self.rows))
-        return upload_array(device, self.allowed().view(np.int32))
+        return upload_array(device, self.filling.result().allowed.view(np.int32))
 
     def problems(self) -> dict[int, str]:
         """Returns the reason for each sampling row that its grammar cannot continue."""

@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
 
 import llguidance.numpy
@@ -111,8 +112,7 @@ class MaskFiller:
         if timed:
             timing = self._timer.submit(self._fill_timed, places, matchers, timed, masks)
         others = [(m, index) for index, m in matchers.items() if index not in timed]
-        if others:
-            self._fill_together(others, masks, problems)
+        self._fill_together(others, masks, problems)
         if timing is not None:
             problems.update(timing.result())
 
@@ -133,18 +133,15 @@ class MaskFiller:
         self, rows: list[tuple[Matcher, int]], masks: NDArray[np.int32], problems: dict[int, str]
     ) -> None:
         """Fills the masks of rows (matcher, index), on several threads if there are several."""
-        try:
-            if len(rows) == 1:
-                _fill_one(rows[0][0], masks, rows[0][1])
-                return
-            with grammars.failures_as(BadGrammar, "masks cannot be filled"):
+        if len(rows) > 1:
+            with suppress(BadGrammar), grammars.failures_as(BadGrammar, "masks cannot be filled"):
                 llguidance.numpy.fill_next_token_bitmask_par(self._threads(), rows, masks)
-        except BadGrammar:
-            for matcher, index in rows:  # a panic does not say which of them it was
-                try:
-                    _fill_one(matcher, masks, index)
-                except BadGrammar as error:
-                    problems[index] = str(error)
+                return
+        for matcher, index in rows:  # a panic of several does not say which of them it was
+            try:
+                _fill_one(matcher, masks, index)
+            except BadGrammar as error:
+                problems[index] = str(error)
 
     def _fill_timed(
         self,
