@@ -18,7 +18,7 @@ from bench.harness.records import Results, add_json
 from kernels.gemm import cublas_lt
 from kernels.gemm.cublas_lt import GemmKind, GemmShape
 from worker_svc.models.fused_gemms import is_librarys
-from worker_svc.runner.decode_graphs import batch_sizes
+from worker_svc.runner.graphs.decode_graphs import batch_sizes
 from worker_svc.tuning.gemm_choice import quickest
 from worker_svc.tuning.gemm_timing import GemmTimer
 

@@ -25,15 +25,16 @@ def restrict_rows(
 ) -> torch.Tensor:
     """Which of N rows of logits, none of them twice, have a token left; also those not finite.
 
-    rows [N] int64 are their places in logits; masks_of_rows [N] int64 have the line of masks
-    [G, W] int32 that says what a row may take, one bit for each token, lowest first, or -1: all;
-    was_finite [N] bool tells of the logits before anything changed them.
+    rows [N] are their places in logits; masks_of_rows [N] have the line of masks [G, W] int32 that
+    says what a row may take, one bit for each token, lowest first, or -1: all, or -2: nothing
+    changed the row, and it stays as it is; was_finite [N] bool tells of the logits before anything
+    changed them.
     """
     num_rows, vocab_size = len(rows), logits.shape[1]
     if logits.dtype != torch.float32 or logits.stride(1) != 1:
         raise TypeError("logits must be float32 with adjacent columns")
-    if rows.dtype != torch.int64 or masks_of_rows.dtype != torch.int64:
-        raise TypeError("rows and masks_of_rows must be int64")
+    if not {rows.dtype, masks_of_rows.dtype} <= {torch.int32, torch.int64}:
+        raise TypeError("rows and masks_of_rows must be int32 or int64")
     if masks.dtype != torch.int32 or not masks.is_contiguous() or was_finite.dtype != torch.bool:
         raise TypeError("masks must be contiguous int32, and was_finite bool")
     if not len(rows) == len(masks_of_rows) == len(was_finite):
@@ -63,29 +64,33 @@ def _restrict_kernel(
     STEP: tl.constexpr,
 ) -> None:
     index = tl.program_id(0).to(tl.int64)
-    logits_ptr += tl.load(rows_ptr + index) * logits_stride
-    mask = tl.load(masks_of_rows_ptr + index)
-    is_free = (mask < 0).to(tl.int32)
-    num_masked = num_words * (1 - is_free)
-    masks_ptr += mask * num_words
-    at = tl.arange(0, STEP)
-    is_bad = tl.zeros([STEP], tl.int32)  # per lane: NaN or infinity
-    is_left = tl.zeros([STEP], tl.int32)
-    for first in range(0, vocab_size, STEP):
-        token = first + at
-        exists = token < vocab_size
-        x = tl.load(logits_ptr + token, mask=exists, other=float("-inf"))
-        word = token // 32
-        # None of the tokens after a mask's end; all of a row without a mask.
-        bits = tl.load(masks_ptr + word, mask=word < num_masked, other=0)
-        is_allowed = (((bits >> (token % 32)) & 1) | is_free) != 0
-        x = tl.where(is_allowed, x, float("-inf"))
-        is_bad |= ((x != x) | (x == float("inf"))).to(tl.int32)
-        is_left |= (x > float("-inf")).to(tl.int32)
-        tl.store(logits_ptr + token, tl.where(x > LOWEST, x, LOWEST), mask=exists)
-    num_bad = tl.sum(is_bad, 0) + (tl.load(was_finite_ptr + index) == 0).to(tl.int32)
-    num_left = tl.sum(is_left, 0)
-    tl.debug_barrier()  # the row is written
-    if (num_bad > 0) | (num_left == 0):
-        tl.store(logits_ptr, float("nan"))
-    tl.store(has_choice_ptr + index, ((num_bad > 0) | (num_left > 0)).to(tl.uint8))
+    mask = tl.load(masks_of_rows_ptr + index).to(tl.int64)
+    num_bad = 0
+    num_left = 1
+    if mask > -2:
+        logits_ptr += tl.load(rows_ptr + index).to(tl.int64) * logits_stride
+        is_free = (mask < 0).to(tl.int32)
+        num_masked = num_words * (1 - is_free)
+        masks_ptr += mask * num_words
+        at = tl.arange(0, STEP)
+        is_bad = tl.zeros([STEP], tl.int32)  # per lane: NaN or infinity
+        is_left = tl.zeros([STEP], tl.int32)
+        for first in range(0, vocab_size, STEP):
+            token = first + at
+            exists = token < vocab_size
+            x = tl.load(logits_ptr + token, mask=exists, other=float("-inf"))
+            word = token // 32
+            # None of the tokens after a mask's end; all of a row without a mask.
+            bits = tl.load(masks_ptr + word, mask=word < num_masked, other=0)
+            is_allowed = (((bits >> (token % 32)) & 1) | is_free) != 0
+            x = tl.where(is_allowed, x, float("-inf"))
+            is_bad |= ((x != x) | (x == float("inf"))).to(tl.int32)
+            is_left |= (x > float("-inf")).to(tl.int32)
+            tl.store(logits_ptr + token, tl.where(x > LOWEST, x, LOWEST), mask=exists)
+        num_bad = tl.sum(is_bad, 0) + (tl.load(was_finite_ptr + index) == 0).to(tl.int32)
+        num_left = tl.sum(is_left, 0)
+        tl.debug_barrier()  # the row is written
+        if (num_bad > 0) | (num_left == 0):
+            tl.store(logits_ptr, float("nan"))
+    has_choice = tl.where(num_bad + num_left > 0, 1, 0)
+    tl.store(has_choice_ptr + index, has_choice.to(tl.uint8))

@@ -10,7 +10,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from tests.gpu import test_cuda_runner
 from tests.gpu.test_cuda_runner import BLOCKS_PER_SEQ, SHAPE, generate, make_prompt, make_runner
 from tests.worker_svc.random_models import save_random_model
-from worker_svc.runner.decode_graphs import batch_sizes
+from worker_svc.runner.graphs.decode_graphs import batch_sizes
 from worker_svc.runner.model_runner import ModelRunner
 
 pytestmark = [

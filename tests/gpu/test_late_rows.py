@@ -19,16 +19,21 @@ CUDA = torch.device("cuda")
 NUM_ROWS, NUM_WORDS = 64, 4748  # of masks over 151,936 tokens
 
 
+def fetched(turn: LateFill) -> torch.Tensor:
+    there = torch.empty((NUM_ROWS, NUM_WORDS), dtype=torch.int32, device=CUDA)
+    turn.fetch(there)
+    return there
+
+
 def test_the_launching_thread_waits_for_nothing_and_the_stream_for_the_rows() -> None:
     late_rows = LateRows(NUM_ROWS, NUM_WORDS, CUDA)
     assert late_rows.gate.waits_on_device
     first = late_rows.take()
     first.end()
-    float(first.fetch(NUM_ROWS).double().sum())  # loading a kernel waits for the device
+    float(fetched(first).double().sum())  # loading a kernel waits for the device
     done = torch.cuda.Event()
     turns = [late_rows.take() for _ in range(2)]
-    fetched = [turn.fetch(NUM_ROWS) for turn in turns]  # before a row is written
-    sums = [rows.double().sum() for rows in fetched]
+    sums = [fetched(turn).double().sum() for turn in turns]  # before a row is written
     done.record()
     assert not done.query()
     for number, turn in enumerate(turns):
@@ -41,7 +46,7 @@ def test_the_launching_thread_waits_for_nothing_and_the_stream_for_the_rows() ->
 
 def test_a_buffer_is_written_again_only_once_its_copy_is_done() -> None:
     late_rows = LateRows(NUM_ROWS, NUM_WORDS, CUDA, length=2)
-    fetched = []
+    sums = []
     with ThreadPoolExecutor(1) as filler:
 
         def fill(turn: LateFill, number: int) -> None:
@@ -52,8 +57,8 @@ def test_a_buffer_is_written_again_only_once_its_copy_is_done() -> None:
             turn = late_rows.take()
             filler.submit(fill, turn, number)
             torch.cuda._sleep(200_000)
-            fetched.append(turn.fetch(NUM_ROWS).amax())
-    assert [int(value) for value in fetched] == list(range(50))
+            sums.append(fetched(turn).amax())
+    assert [int(value) for value in sums] == list(range(50))
 
 
 @pytest.mark.parametrize("number", [1, 1 << 31, (1 << 32) - 1, 1 << 32, (1 << 32) + 1])

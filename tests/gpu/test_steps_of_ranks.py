@@ -23,7 +23,7 @@ from tests.worker_svc.parallel.test_tensor_parallel import save
 from tests.worker_svc.ranks.test_ranks import running_group
 from wire.columns import unpack
 from worker_svc.runner.cuda_runner import CudaRunner
-from worker_svc.runner.step_graphs import StepGraphs
+from worker_svc.runner.graphs.step_graphs import StepGraphs
 
 pytestmark = [
     pytest.mark.gpu,

@@ -93,6 +93,11 @@ class LateFill:
         self._copied = copied
         self._number = number
 
+    @property
+    def num_words(self) -> int:
+        """Of a row."""
+        return self._buffer.shape[1]
+
     def begin(self) -> NDArray[np.int32]:
         """The rows [num_rows, num_words] to write, once the device has what was there before."""
         if self._before is not None:
@@ -104,13 +109,15 @@ class LateFill:
         """The rows are written. To be called whatever happened, or the device waits for ever."""
         self._late_rows.gate.open(self._number)
 
-    def fetch(self, num_rows: int) -> Tensor:
-        """The first rows on the device, as they will be once filled; nothing here waits for it."""
+    def fetch(self, into: Tensor) -> None:
+        """Copies the first rows to a tensor of the device [rows, num_words], once they are filled.
+
+        Nothing here waits for it.
+        """
         self._late_rows.gate.wait(self._number)
-        there = self._buffer[:num_rows].to(self._late_rows.device, non_blocking=True)
+        into.copy_(self._buffer[: len(into)], non_blocking=True)
         if self._copied is not None:
             self._copied.record()
-        return there
 
 
 def _driver_that_waits(device: torch.device, count: Tensor) -> Any:

@@ -15,6 +15,8 @@ class StepClock:
 
     def __init__(self, device: torch.device, before: "StepClock | None" = None) -> None:
         self._is_cuda = device.type == "cuda"
+        # Asked for once: each event would ask again.
+        self._stream = torch.cuda.current_stream(device) if self._is_cuda else None
         self._times: list[float] = []
         self._events: list[torch.cuda.Event] = []
         # Keeps the last event of the previous step only; its clock would keep all older clocks
@@ -26,7 +28,7 @@ class StepClock:
         """Ends one phase and starts the next."""
         if self._is_cuda:
             event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-            event.record()
+            event.record(self._stream)
             self._events.append(event)
         else:
             self._times.append(time.perf_counter())
@@ -35,6 +37,11 @@ class StepClock:
         """Waits for the last mark. Raises RuntimeError if the device failed before it."""
         if self._events:
             wait_for(self._events[-1])
+
+    def block(self) -> None:
+        """The same wait for a thread that may spin; it holds no lock."""
+        if self._events:
+            self._events[-1].synchronize()
 
     def spans_us(self) -> list[int]:
         """Microseconds of each phase; on CUDA call `wait` first."""

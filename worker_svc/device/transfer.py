@@ -33,7 +33,8 @@ def upload_array(device: torch.device, array: NDArray[Any]) -> Tensor:
 class PinnedRing:
     """A ring of pinned buffers for copies to a device.
 
-    A buffer is written again only after its last copy is done.
+    A buffer is written again only after its last copy is done: the copies of half of the ring are
+    waited for together, before the first of it is written again.
     """
 
     def __init__(self, num_words: int, device: torch.device, length: int = 8) -> None:
@@ -43,22 +44,24 @@ class PinnedRing:
             for _ in range(length)
         ]
         self._views = [buffer.numpy() for buffer in self._buffers]
+        self._half = length // 2
         self._copied = [
             torch.cuda.Event()  # type: ignore[no-untyped-call]
-            for _ in range(length if self._is_cuda else 0)
+            for _ in range(2 if self._is_cuda else 0)
         ]
         self._next = 0
 
     def send(self, words: NDArray[np.int32], into: Tensor) -> None:
         """Copies the int32 words [N] to `into[:N]`, in stream order."""
         turn, self._next = self._next, (self._next + 1) % len(self._buffers)
-        if self._is_cuda:
-            self._copied[turn].synchronize()
+        half, place = divmod(turn, self._half)
+        if self._is_cuda and place == 0:
+            self._copied[half].synchronize()
         length = len(words)
         self._views[turn][:length] = words
         into[:length].copy_(self._buffers[turn][:length], non_blocking=True)
-        if self._is_cuda:
-            self._copied[turn].record()
+        if self._is_cuda and place == self._half - 1:
+            self._copied[half].record()
 
 
 def wait_for(event: torch.cuda.Event) -> None:

@@ -31,7 +31,7 @@ from worker_svc.sampling.grammars import Grammars
 from worker_svc.sampling.logits_processors import LogitsProcessors
 from worker_svc.sampling.logprobs import Wanted
 from worker_svc.sampling.prompt_outputs import Part
-from worker_svc.sampling.row_processors import ProcessedRows, RowProcessors, collect
+from worker_svc.sampling.row_processors import ProcessedRows, RowProcessors, SampledLast, collect
 from worker_svc.sampling.sampler import SamplingRows
 
 # One element per slot. num_tokens counts known tokens, sampled ones included; 0 is an empty slot.
@@ -126,6 +126,7 @@ class BatchState:
     # one token past the last position.
     token_rows: Tensor = field(init=False)
     block_tables: Tensor = field(init=False)  # [max_num_seqs, max_blocks_per_seq], 0 as filler
+    sampled_last: SampledLast | None = field(init=False, default=None)  # if they reach the host
     _last_slots: IntColumn | None = field(init=False, default=None)
     _saved: list[_Saved] = field(init=False, default_factory=list)
     _block_weights: NDArray[np.uint64] = field(init=False)
@@ -210,6 +211,7 @@ class BatchState:
     def forget_rows(self) -> None:
         """Refuses same_rows until rows are named again: both sides may mean different ones."""
         self._last_slots = None
+        self.sampled_last = None
 
     def state_hashes(self, staged: Staged) -> StateHashes:
         """What every live slot holds after a step; reads the rows of a device that is the host."""
@@ -223,9 +225,7 @@ class BatchState:
     def prompt_parts(self, staged: Staged) -> list[Part]:
         """What this step computes of prompts that are asked about, in batch order."""
         rows = staged.rows
-        if rows.is_decode:
-            return []
-        if not staged.table.columns["prompt_output_end"][rows.slots].any():
+        if rows.is_decode or not staged.table.columns["prompt_output_end"][rows.slots].any():
             return []
         columns = staged.table.columns[rows.slots]
         begins = np.maximum(columns["prompt_output_begin"], rows.num_computed)
@@ -286,7 +286,7 @@ class BatchState:
             num_prompt=table.columns["num_prompt"][slots],
             num_tokens=num_tokens[rows],
         )
-        return collect(processed, self.token_rows, self.grammars)
+        return collect(processed, self.token_rows, self.grammars, self.sampled_last)
 
     def _scatter(self, rows: Tensor, firsts: list[int], values: list[NDArray[np.int32]]) -> None:
         """Writes each of the values to where it starts in the flattened rows."""

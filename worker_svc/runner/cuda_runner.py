@@ -1,8 +1,8 @@
 """The runner on CUDA: launches steps and leaves waiting for them to others.
 
-A decode step is one graph replay, a step with prompts two. Kernel by kernel are launched what some
-rows ask for in addition to tokens, after the graph that computes all of them, and steps that are
-larger than every graph. Nothing waits for the device: the host advances its table when the launch
+A decode step is one graph replay, a step with prompts two, and what rows ask for in addition to
+tokens a few more. Kernel by kernel are launched the rarest requests, and steps that are larger than
+every graph. Nothing waits for the device: the host advances its table when the launch
 has worked, and the tokens are read once the step's last event has come. The exception are steps
 with drafts: only their answer says how far their rows get, so their launch waits for it.
 """
@@ -24,13 +24,14 @@ from worker_svc.protocol.step import (
 )
 from worker_svc.runner import inputs
 from worker_svc.runner.batch_state import Staged
-from worker_svc.runner.decode_graphs import DecodeGraphs
 from worker_svc.runner.device_sampling import SampleExtras, sample_rows
 from worker_svc.runner.device_slots import SlotsOnDevice
-from worker_svc.runner.in_flight import Computed, InFlight
+from worker_svc.runner.graphs.asked_graphs import AskedGraphs
+from worker_svc.runner.graphs.decode_graphs import DecodeGraphs
+from worker_svc.runner.graphs.step_graphs import StepGraphs
+from worker_svc.runner.graphs.step_map import StepMap
+from worker_svc.runner.in_flight import Computed, InFlight, RingTokens
 from worker_svc.runner.model_runner import ModelRunner, us_since
-from worker_svc.runner.step_graphs import StepGraphs
-from worker_svc.runner.step_map import StepMap
 from worker_svc.sampling.grammars import Grammars
 from worker_svc.sampling.prompt_outputs import Part
 from worker_svc.sampling.sampler import is_filtered
@@ -69,6 +70,7 @@ class CudaRunner(ModelRunner):
         self.state.grammars.fill_for(device, limits.max_num_seqs)
         self._decode_graphs = DecodeGraphs(model, kv_cache, self.slots, limits)
         self._step_graphs = StepGraphs(model, kv_cache, self.slots, limits)
+        self._asked_graphs = AskedGraphs(self._step_graphs, self.slots, limits)
         self.graph_bytes = 0  # of the device's memory; known once warm
 
     @property
@@ -84,6 +86,7 @@ class CudaRunner(ModelRunner):
         free = torch.cuda.mem_get_info(self._device)[0]
         pool = torch.cuda.graph_pool_handle()
         self._step_graphs.capture(pool)
+        self._asked_graphs.capture(pool)
         self._decode_graphs.capture(pool)
         self.graph_bytes = free - torch.cuda.mem_get_info(self._device)[0]
         log.info("graphs take %.2f GiB", self.graph_bytes / GIB)
@@ -99,6 +102,7 @@ class CudaRunner(ModelRunner):
         self._rehearse_prefills(self._largest_prefills())
         pool = torch.cuda.graph_pool_handle()
         self._step_graphs.capture(pool, largest_only=True)
+        self._asked_graphs.capture(pool, largest_only=True)
         self._decode_graphs.capture(pool, self._decode_graphs.sizes[-1:])
         torch.cuda.synchronize(self._device)
 
@@ -107,7 +111,8 @@ class CudaRunner(ModelRunner):
         prefills: list[Callable[[], None]] = [
             partial(self._rehearse, lengths) for lengths in self._prefill_lengths()
         ]
-        prefills += [*self._step_graphs.rehearsals(), self.slots.rehearse]
+        prefills += [*self._step_graphs.rehearsals(), *self._asked_graphs.rehearsals()]
+        prefills.append(self.slots.rehearse)
         return prefills, self._decode_graphs.rehearsals()
 
     def _largest_prefills(self) -> list[list[int]]:
@@ -151,12 +156,15 @@ class CudaRunner(ModelRunner):
         if staged.step.wants_state:
             snapshot = self.slots.look(staged)
             clock.mark()  # the step is done when this copy is
+        sampled = None
+        if rows.samples.any() and rows.drafts is None:
+            sampled = RingTokens(self.slots, self.slots.count(), rows, computed.places, clock)
+        self.state.sampled_last = sampled
         return InFlight(
             runner=self,
-            slots=self.slots,
             staged=staged,
             clock=clock,
-            ring_row=self.slots.count() if rows.samples.any() and rows.drafts is None else None,
+            sampled=sampled,
             computed=computed,
             timings=StepTimings(
                 queue_us=queue_us, prepare_us=computed.prepare_us or us_since(started)
@@ -231,6 +239,11 @@ class CudaRunner(ModelRunner):
             clock.mark()
             return Computed(prepare_us, step_map.places)
         placed = self._step_graphs.logits(step_map)
+        if staged.rows.drafts is None and self._asked_graphs.hold(sampling):
+            filters = bool(sampling.is_filtered.any())
+            extras = self._asked_graphs.sample(step_map, staged, sampling, filters)
+            clock.mark()
+            return Computed(prepare_us, step_map.places, extras)
         given = placed if staged.rows.drafts is None else placed.ordered()
         extras = sample_rows(self.slots, given, staged, sampling)
         clock.mark()

@@ -16,8 +16,8 @@ from worker_svc.parallel.vocab_part import VocabPart
 from worker_svc.protocol.step import IntColumn, no_entries
 from worker_svc.runner.batch_state import Staged
 from worker_svc.runner.device_slots import SlotsOnDevice
+from worker_svc.runner.graphs.step_map import spread
 from worker_svc.runner.model_runner import NO_CHOICE, Drawn
-from worker_svc.runner.step_map import spread
 from worker_svc.sampling import logprobs
 from worker_svc.sampling.logits_processors import LogitsProcessors, process_logits
 from worker_svc.sampling.logprobs import Logprobs
@@ -32,14 +32,18 @@ class SampleExtras:
     """
 
     logprobs: Logprobs | None = None
-    has_choice: Tensor | None = None  # [N] bool, as of `Checked`: of adjusted rows
+    has_choice: Tensor | None = None  # [N], as of `Checked`: of adjusted rows
     logits_processors: LogitsProcessors = field(default_factory=LogitsProcessors)
     token_ids: Tensor | None = None  # [R] int32, in the ring's place if the step has drafts
+    choice_places: IntColumn | None = None  # of adjusted rows in `has_choice`; None: it is theirs
 
     def drawn(self, tokens: NDArray[np.int32]) -> Drawn:
         """The tokens [R] of the finished step together with these."""
         if self.has_choice is not None:
-            tokens[self.logits_processors.rows[~self.has_choice.numpy()]] = NO_CHOICE
+            has_choice = self.has_choice.numpy().astype(np.bool_)
+            if self.choice_places is not None:
+                has_choice = has_choice[self.choice_places]
+            tokens[self.logits_processors.rows[~has_choice]] = NO_CHOICE
         columns = None if self.logprobs is None else self.logprobs.to_host()
         return Drawn(tokens, columns, self.logits_processors.problems())
 

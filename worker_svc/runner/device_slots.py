@@ -104,15 +104,14 @@ class SlotsOnDevice:
     def penalize(self, logits: Tensor, penalties: Penalties) -> None:
         """Applies penalties to logits [R, V] float32 in place: one copy, one kernel."""
         for part in penalties.parts():
-            history, count = part.history, len(part.rows)
-            columns = part.rows, history.slots, history.num_prompt, history.num_tokens
-            factors = np.zeros(3 * count + count % 2, dtype=np.float32)  # whole words of int64
-            factors[: 3 * count] = np.concatenate((part.presence, part.frequency, part.repetition))
-            words = upload_array(self.device, np.concatenate((*columns, factors.view(np.int64))))
-            rows = words[: 4 * count].view(4, count)
-            factors_there = words[4 * count :].view(torch.float32)[: 3 * count].view(3, count)
+            history = part.history
+            rows = np.stack((part.rows, history.slots, history.num_prompt, history.num_tokens))
+            factors = np.stack((part.presence, part.frequency, part.repetition))
+            words = np.concatenate((rows.astype(np.int32), factors.view(np.int32)))  # [7, N]
+            there = upload_array(self.device, words)
             longest = max(1, int(history.num_tokens.max()))
-            penalize(logits, self.token_rows, rows, factors_there, longest)
+            factors_there = there[4:].view(torch.float32)
+            penalize(logits, self.token_rows, there[:4], factors_there, longest)
 
     def sample(self, part: VocabPart, slots: Tensor, filters: bool) -> None:
         """Samples one row of logits for each of slots [R] int32, as a step of its own."""

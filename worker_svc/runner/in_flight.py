@@ -4,6 +4,7 @@ Knows how the parts of an answer come to the host, not how they are computed.
 """
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -15,6 +16,7 @@ from worker_svc.runner.batch_state import Staged
 from worker_svc.runner.device_sampling import SampleExtras
 from worker_svc.runner.device_slots import SlotSnapshot, SlotsOnDevice
 from worker_svc.runner.model_runner import Drawn, ModelRunner, failed, to_output
+from worker_svc.runner.rows import Rows
 from worker_svc.sampling.prompt_outputs import DevicePromptOutput
 
 log = logging.getLogger(__name__)
@@ -31,15 +33,61 @@ class Computed:
     accepted: Drawn | None = None  # of a step with drafts, which are verified already
 
 
+class RingTokens:
+    """The tokens of a step in the ring, kept once they are read: the ring goes on."""
+
+    def __init__(
+        self,
+        slots: SlotsOnDevice,
+        ring_row: int,
+        rows: Rows,
+        places: IntColumn | None,
+        clock: StepClock,
+    ) -> None:
+        self._ring_slots, self._ring_row = slots, ring_row
+        self._slots = rows.slots[rows.samples]
+        self._places = places
+        self._clock = clock
+        self._read: NDArray[np.int32] | None = None
+
+    def read(self) -> NDArray[np.int32]:
+        """The tokens [R] of the rows that sample, below 0 where logits were not finite.
+
+        Valid once the step is done.
+        """
+        if self._read is None:
+            tokens = self._ring_slots.tokens(self._ring_row, len(self._slots))
+            self._read = tokens if self._places is None else tokens[self._places]
+        return self._read
+
+    def known(self, slots: IntColumn) -> Callable[[], IntColumn] | None:
+        """The tokens [N] of some slots as their token rows have them; None: not all have sampled.
+
+        The call waits for the step, without the interpreter's lock. Another thread may make it.
+        """
+        order = np.argsort(self._slots)
+        places = np.searchsorted(self._slots, slots, sorter=order)
+        if len(places) and places.max() == len(order):
+            return None
+        places = order[places]
+        if not np.array_equal(self._slots[places], slots):
+            return None
+
+        def read() -> IntColumn:
+            self._clock.block()
+            return np.maximum(self.read()[places], 0).astype(np.int64)
+
+        return read
+
+
 @dataclass(frozen=True, slots=True)
 class InFlight:
     """A step that runs on the device."""
 
     runner: ModelRunner
-    slots: SlotsOnDevice
     staged: Staged
     clock: StepClock
-    ring_row: int | None  # None: no row samples to the ring
+    sampled: RingTokens | None  # None: no row samples to the ring
     computed: Computed
     timings: StepTimings
     started: float
@@ -70,11 +118,7 @@ class InFlight:
         self.runner.record(self.staged, output, self.started)
 
     def _tokens(self) -> NDArray[np.int32]:
-        if self.ring_row is None:
-            return np.zeros(0, dtype=np.int32)
-        num_sampled = int(np.count_nonzero(self.staged.rows.samples))
-        tokens = self.slots.tokens(self.ring_row, num_sampled)
-        return tokens if self.computed.places is None else tokens[self.computed.places]
+        return np.zeros(0, dtype=np.int32) if self.sampled is None else self.sampled.read().copy()
 
     def _timings(self) -> StepTimings:
         forward_us, sample_us, *_ = [*self.clock.spans_us(), 0, 0]

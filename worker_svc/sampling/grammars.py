@@ -51,9 +51,18 @@ class GrammarRows:
 
     def on(self, device: torch.device) -> Tensor:
         """The masks [G, words] int32 on a device; if it can wait for them, nothing here does."""
-        if self.late is not None:
-            return self.late.fetch(len(self.rows))
-        return upload_array(device, self.filling.result().allowed.view(np.int32))
+        if self.late is None:
+            return upload_array(device, self.filling.result().allowed.view(np.int32))
+        masks = torch.empty((len(self.rows), self.late.num_words), dtype=torch.int32, device=device)
+        self.late.fetch(masks)
+        return masks
+
+    def copy(self, into: Tensor) -> None:
+        """The same, into the first lines of a tensor [.., words] of the device."""
+        if self.late is None:
+            into[: len(self.rows)] = self.on(into.device)
+        else:
+            self.late.fetch(into[: len(self.rows)])
 
     def problems(self) -> dict[int, str]:
         """Returns the reason for each sampling row that its grammar cannot continue."""

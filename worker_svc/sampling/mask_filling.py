@@ -52,8 +52,11 @@ class GrammarPlace:
     def read(self, token_ids: Sequence[int]) -> Matcher:
         """Advances by tokens, once the matcher is built. Raises BadGrammar or BadVocabulary."""
         matcher = self.building.result()
-        with grammars.failures_as(BadGrammar, "it cannot be followed"):
+        try:  # what `failures_as` does, at a fifth of its time: each row of each step comes here
             read_tokens(matcher, token_ids)
+        except BaseException as error:
+            with grammars.failures_as(BadGrammar, "it cannot be followed"):
+                raise error
         return matcher
 
 

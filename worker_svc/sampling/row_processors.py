@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,7 +10,7 @@ from torch import Tensor
 
 from worker_svc.device.transfer import download, upload
 from worker_svc.protocol.step import IntColumn, RowSampling
-from worker_svc.sampling.grammars import GrammarRows, Grammars
+from worker_svc.sampling.grammars import GrammarRows, Grammars, Read
 from worker_svc.sampling.logits_processors import (
     BadWords,
     Entries,
@@ -66,7 +67,19 @@ class ProcessedRows:
         )
 
 
-def collect(processed: ProcessedRows, token_rows: Tensor, grammars: Grammars) -> LogitsProcessors:
+class SampledLast(Protocol):
+    """The tokens of a step that was launched before."""
+
+    def known(self, slots: IntColumn) -> Read | None:
+        """Reads the tokens of these slots; None: not each of them has one."""
+
+
+def collect(
+    processed: ProcessedRows,
+    token_rows: Tensor,
+    grammars: Grammars,
+    sampled_last: SampledLast | None = None,
+) -> LogitsProcessors:
     """Combines the logits processors of all rows; starts to fill the grammars' masks."""
     processors, nothing = processed.processors, np.zeros(0, dtype=np.int64)
     stops = [
@@ -80,7 +93,7 @@ def collect(processed: ProcessedRows, token_rows: Tensor, grammars: Grammars) ->
         biased=_entries(processed.rows, [r.bias_ids for r in processors]),
         biases=np.concatenate([r.biases for r in processors]),
         penalties=_penalties(processed, token_rows),
-        grammars=_grammars(processed, token_rows, grammars),
+        grammars=_grammars(processed, token_rows, grammars, sampled_last),
         rows=processed.rows,
     )
 
@@ -127,7 +140,10 @@ def _penalties(processed: ProcessedRows, token_rows: Tensor) -> Penalties | None
 
 
 def _grammars(
-    processed: ProcessedRows, token_rows: Tensor, grammars: Grammars
+    processed: ProcessedRows,
+    token_rows: Tensor,
+    grammars: Grammars,
+    sampled_last: SampledLast | None,
 ) -> GrammarRows | None:
     placed = [
         (i, processors.place)
@@ -141,9 +157,17 @@ def _grammars(
     ends = processed.num_tokens[which]
     num_output = ends - processed.num_prompt[which]
     num_unread = num_output - np.array([place.num_read for place in places], dtype=np.int64)
-    # Usually the token of the previous step alone; none if that step failed.
-    behind = np.arange(num_unread.sum()) - np.repeat(np.cumsum(num_unread), num_unread)
-    index = np.repeat(processed.slots[which] * token_rows.shape[1] + ends, num_unread) + behind
+    slots, read = processed.slots[which], None
+    if sampled_last is not None and (num_unread == 1).all():
+        read = sampled_last.known(slots)
+    if read is None:
+        read = _downloaded(token_rows, slots, ends, num_unread)
+    return grammars.fill(processed.rows[which], places, num_unread, read)
+
+
+def _downloaded(token_rows: Tensor, slots: IntColumn, ends: IntColumn, counts: IntColumn) -> Read:
+    """Reads the last tokens, so many of each slot; none of one whose step failed."""
+    behind = np.arange(counts.sum()) - np.repeat(np.cumsum(counts), counts)
+    index = np.repeat(slots * token_rows.shape[1] + ends, counts) + behind
     (positions,) = upload(token_rows.device, index)
-    tokens = token_rows.view(-1)[positions]
-    return grammars.fill(processed.rows[which], places, num_unread, download(tokens))
+    return download(token_rows.view(-1)[positions])

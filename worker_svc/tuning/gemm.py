@@ -9,7 +9,7 @@ from worker_svc.models.fused import FusedDecoder
 from worker_svc.models.fused_gemms import is_librarys
 from worker_svc.parallel.group import Group
 from worker_svc.protocol.step import Limits
-from worker_svc.runner.decode_graphs import batch_sizes
+from worker_svc.runner.graphs.decode_graphs import batch_sizes
 from worker_svc.tuning import gemm_choice
 from worker_svc.tuning.gemm_cache import GemmCache
 from worker_svc.tuning.gemm_timing import GemmTimer

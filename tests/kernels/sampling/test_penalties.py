@@ -65,6 +65,12 @@ def test_a_row_without_tokens_stays_as_it_is(device: torch.device) -> None:
     assert torch.equal(by_kernel(logits, replace(penalties, history=none), device), logits)
 
 
+def test_a_program_without_a_row_changes_nothing(device: torch.device) -> None:
+    logits, penalties = drawn("a whole row")
+    none = replace(penalties, rows=np.array([-1]))
+    assert torch.equal(by_kernel(logits, none, device), logits)
+
+
 def test_other_types_are_refused(device: torch.device) -> None:
     logits = torch.zeros((1, 8), dtype=torch.bfloat16, device=device)
     tokens = torch.zeros((1, 4), dtype=torch.int32, device=device)

@@ -44,6 +44,14 @@ def test_rows_are_those_of_torch(vocab_size: int, device: torch.device) -> None:
     assert is_bad.nonzero().flatten().tolist() == [1, 3, 5, 6]
 
 
+def test_rows_that_nothing_changed_stay_as_they_are(device: torch.device) -> None:
+    logits, rows, of_rows, was_finite, masks = (one.to(device) for one in drawn(128))
+    of_rows, was_finite[:] = torch.full_like(of_rows, -2), False
+    before = logits.clone()
+    assert restrict_rows(logits, rows.int(), of_rows.int(), was_finite, masks).all()
+    assert torch.equal(logits.nan_to_num(9.0), before.nan_to_num(9.0))
+
+
 def test_a_token_after_the_end_of_its_mask_is_not_allowed(device: torch.device) -> None:
     logits = torch.zeros((1, 70), device=device)
     zero = torch.zeros(1, dtype=torch.int64, device=device)
@@ -56,7 +64,7 @@ def test_arguments_of_another_kind_are_refused() -> None:
     logits, rows, of_rows, was_finite, masks = drawn(128)
     for wrong in (
         (logits.half(), rows, of_rows, was_finite, masks),
-        (logits, rows.int(), of_rows, was_finite, masks),
+        (logits, rows.float(), of_rows, was_finite, masks),
         (logits, rows, of_rows, was_finite, masks.long()),
     ):
         with pytest.raises(TypeError):

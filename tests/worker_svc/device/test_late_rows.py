@@ -14,6 +14,7 @@ CPU = torch.device("cpu")
 
 def test_rows_are_fetched_as_they_were_at_the_end_of_their_turn() -> None:
     late_rows = LateRows(3, 2, CPU, length=2)
+    there = torch.empty((2, 2), dtype=torch.int32)
     with ThreadPoolExecutor(1) as filler:
         for number in range(7):
             turn = late_rows.take()
@@ -26,7 +27,8 @@ def test_rows_are_fetched_as_they_were_at_the_end_of_their_turn() -> None:
 
             filling = filler.submit(fill)
             threading.Timer(0.01, starts.set).start()
-            assert turn.fetch(2).tolist() == [[number, number]] * 2
+            turn.fetch(there)
+            assert there.tolist() == [[number, number]] * 2
             filling.result()
 
 
@@ -37,7 +39,9 @@ def test_a_turn_that_nobody_fetches_holds_nobody_up() -> None:
     last = late_rows.take()
     last.begin()[:] = 8
     last.end()
-    assert last.fetch(1).tolist() == [[8]]
+    there = torch.empty((1, 1), dtype=torch.int32)
+    last.fetch(there)
+    assert there.tolist() == [[8]]
 
 
 @pytest.mark.parametrize("number", [1, (1 << 31) - 1, 1 << 31, (1 << 32) - 1, 1 << 32, 1 << 40])

@@ -85,6 +85,9 @@ def without_graphs(model: Decoder, monkeypatch: pytest.MonkeyPatch) -> ModelRunn
     }
     monkeypatch.setattr(graphs, "_endings", Launches(graphs._end))
     monkeypatch.setattr(decodes, "_graphs", Launches(decodes._step))
+    asked = runner._asked_graphs
+    asked._ring.send(asked._layout.empty(), asked._buffer)
+    monkeypatch.setattr(asked, "_graphs", Launches(asked._run))
     return runner
 
 

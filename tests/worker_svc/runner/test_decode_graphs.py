@@ -2,7 +2,7 @@
 
 import pytest
 
-from worker_svc.runner.decode_graphs import batch_sizes, size_for
+from worker_svc.runner.graphs.decode_graphs import batch_sizes, size_for
 
 
 @pytest.mark.parametrize("max_num_seqs", [1, 2, 3, 7, 8, 9, 17, 20, 100, 256, 1000])

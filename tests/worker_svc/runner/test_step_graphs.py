@@ -70,37 +70,57 @@ def test_prompts_chunks_and_decodes_give_the_tokens_of_the_eager_runner(
     assert play(interpreted, *steps) == play(eager, *steps)
 
 
+def counted(runner: ModelRunner) -> list[int]:
+    """Notes how many rows sample in each step that graphs of requests serve."""
+    found: list[int] = []
+    sample = runner._asked_graphs.sample
+
+    def counting(step, *rest):
+        found.append(step.num_sampled)
+        return sample(step, *rest)
+
+    runner._asked_graphs.sample = counting
+    return found
+
+
 def test_rows_that_ask_for_more_give_the_tokens_of_the_eager_runner(
     eager: ModelRunner, interpreted: ModelRunner
 ) -> None:
-    new = (
-        enter(2, make_prompt(9), ASKING),
-        enter(3, make_prompt(17, seed=2), DRAWN),
-        enter(0, make_prompt(5, seed=3), NAMING),
-    )
-    steps = [({2: 9, 3: 17, 0: 5}, new), ({3: 1, 2: 1, 0: 1}, ()), ({2: 1, 3: 1, 0: 1}, ())]
+    # The longest row is first in a graph, so rows lie in another order there.
+    new = (enter(2, make_prompt(9), ASKING), enter(3, make_prompt(17, seed=2), FILTERED))
+    naming = enter(0, make_prompt(5, seed=3), NAMING)
+    steps = [
+        ({2: 9, 3: 17}, new),
+        ({3: 1, 2: 1}, ()),
+        ({2: 1, 3: 1, 0: 5}, (naming,)),  # no graph looks up what a row names
+        ({3: 1, 2: 1}, ()),
+    ]
+    by_graph = counted(interpreted)
     found = play(interpreted, *steps)
     assert found == play(eager, *steps)
-    assert [tops[1] for _, tops in found] == [list(NAMING.logprob_token_ids)] * 3
+    assert found[2][1][1] == list(NAMING.logprob_token_ids)
+    assert by_graph == [2, 2, 2]
 
 
 def test_rows_with_grammars_and_more_give_the_tokens_of_the_eager_runner(
     eager: ModelRunner, interpreted: ModelRunner
 ) -> None:
     everything = dataclasses.replace(ASKING, grammar=DIGITS, temperature=1.0, seed=3)
-    # The longest row is first in a graph, so rows lie in another order there.
     new = (
         enter(2, make_prompt(5), RowSampling(grammar=DIGITS)),
         enter(3, make_prompt(17, seed=2), DRAWN),
         enter(0, make_prompt(9, seed=3), everything),
-        enter(1, make_prompt(12, seed=4), NAMING),
     )
-    lengths = {2: 5, 3: 17, 0: 9, 1: 12}
-    steps = [(lengths, new), *[(dict.fromkeys(lengths, 1), ())] * 3]
+    naming = enter(1, make_prompt(12, seed=4), NAMING)
+    lengths = {2: 5, 3: 17, 0: 9}
+    decode = (dict.fromkeys(lengths, 1), ())
+    steps = [(lengths, new), decode, decode, ({2: 1, 1: 12, 3: 1, 0: 1}, (naming,))]
     definition = make_tokenizer().to_str()
     for runner in (eager, interpreted):
         runner.state.grammars = Grammars(128, lambda: read_vocabulary(definition, 128, [EOS]))
+    by_graph = counted(interpreted)
     found = play(interpreted, *steps)
     assert found == play(eager, *steps)
+    assert by_graph == [3, 3, 3]
     spelled = make_tokenizer().decode([tokens[0] for tokens, _ in found])
     assert spelled.isdigit()

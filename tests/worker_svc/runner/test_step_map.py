@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from worker_svc.runner.rows import RowDrafts, Rows
-from worker_svc.runner.step_map import (
+from worker_svc.runner.graphs.step_map import (
     ENTERING_WORDS,
     MAX_ENTERING,
     Layout,
@@ -18,6 +17,7 @@ from worker_svc.runner.step_map import (
     max_tiles,
     spread,
 )
+from worker_svc.runner.rows import RowDrafts, Rows
 
 TILE = 8
 LAYOUT = Layout(max_sequences=9, num_tiles=max_tiles(96, TILE))

@@ -112,10 +112,10 @@ def test_every_kernel_of_a_worker_is_found_once_and_compiled_without_a_device(fo
     }  # fmt: skip
     # Both small caches and caches beyond 32-bit offsets are rehearsed, with many chunk sizes.
     assert names.count("_prefill_kernel") % 2 == 0
-    assert all(
-        names.count(name) == 1 for name in ("_find_kernel", "_draw_kernel", "_choose_kernel")
-    )
-    assert len(names) < 50
+    assert names.count("_choose_kernel") == names.count("_penalize_kernel") == 1
+    # Of the model's logits, and of those that rows with more requests change, in float32.
+    assert all(names.count(name) == 2 for name in ("_find_kernel", "_draw_kernel"))
+    assert len(names) < 60
     assert not is_slow
     # Each rank compiles its own kernels, with and without peer memory.
     assert set(names_of_pair) == {*names, "_all_reduce_kernel", "_all_gather_kernel"}

@@ -28,11 +28,10 @@ from worker_svc.models.fused import FusedDecoder
 from worker_svc.models.fused_gemms import Hidden
 from worker_svc.parallel.vocab_part import VocabPart
 from worker_svc.protocol.step import Limits
-from worker_svc.runner.decode_graphs import size_for
 from worker_svc.runner.device_sampling import PlacedLogits
 from worker_svc.runner.device_slots import SlotsOnDevice
-from worker_svc.runner.rows import Rows
-from worker_svc.runner.step_map import (
+from worker_svc.runner.graphs.decode_graphs import size_for
+from worker_svc.runner.graphs.step_map import (
     ENTERING_WORDS,
     MAX_ENTERING,
     Layout,
@@ -42,6 +41,7 @@ from worker_svc.runner.step_map import (
     max_tiles,
     spread,
 )
+from worker_svc.runner.rows import Rows
 
 log = logging.getLogger(__name__)
 
@@ -156,8 +156,15 @@ class StepGraphs:
         """Logits of this rank's tokens after the last tokens, until the next step's."""
         num_rows = size_for(self.row_sizes, step.num_sampled)
         self._endings[_Ending(num_rows, None)].replay()
-        samplers = self._columns.samplers[:num_rows]
-        return PlacedLogits(self._logits[num_rows], step.places, samplers)
+        return PlacedLogits(self.part_of(num_rows), step.places, self.samplers(num_rows))
+
+    def part_of(self, num_rows: int) -> VocabPart:
+        """Where `logits` leaves those of so many rows, one of the row sizes."""
+        return self._logits[num_rows]
+
+    def samplers(self, num_rows: int) -> Tensor:
+        """The slot [num_rows] int32 that each row samples for; -1: none."""
+        return self._columns.samplers[:num_rows]
 
     def _forget(self) -> None:
         """The buffer describes a step without tokens from here on."""
@@ -204,8 +211,9 @@ class StepGraphs:
     def _rehearse_end(self, num_rows: int) -> None:
         """Everything that graphs of so many rows launch."""
         part = self._model.vocab_part(self._finish(self._layers, num_rows))
+        self._logits[num_rows] = part
         for filters in (False, True):
-            self._slots.draw(part, self._columns.samplers[:num_rows], filters)
+            self._slots.draw(part, self.samplers(num_rows), filters)
 
     def _end(self, ending: _Ending) -> None:
         part = self._model.vocab_part(self._finish(self._layers, ending.num_rows))
@@ -213,7 +221,7 @@ class StepGraphs:
             self._logits[ending.num_rows] = part
             return
         self._slots.num_steps.add_(1)
-        self._slots.draw(part, self._columns.samplers[: ending.num_rows], ending.filters)
+        self._slots.draw(part, self.samplers(ending.num_rows), ending.filters)
 
     def _finish(self, layers: FusedDecoder, num_rows: int) -> Tensor:
         heads, batch = self._model.heads, self._decode_batch(num_rows)

@@ -42,6 +42,13 @@ def max_tiles(num_tokens: int, tile_tokens: int) -> int:
     return num_tokens // tile_tokens + max(_FEWEST_PROMPTS, num_tokens // _TOKENS_OF_A_PROMPT)
 
 
+def parts_of(lengths: Sequence[int]) -> tuple[int, tuple[slice, ...]]:
+    """Words of a buffer for columns of these lengths, and where in it each one lies."""
+    ends = [*accumulate(-(-length // _ALIGNMENT) * _ALIGNMENT for length in lengths)]
+    starts = zip((0, *ends), lengths, strict=False)
+    return ends[-1], tuple(slice(start, start + length) for start, length in starts)
+
+
 class Columns(NamedTuple, Generic[Column]):
     """The parts of a step's buffer, as views of it."""
 
@@ -62,11 +69,9 @@ class Layout:
     def __init__(self, max_sequences: int, num_tiles: int) -> None:
         self.max_sequences = max_sequences
         most = max_sequences
-        lengths = (2, 1, 1, most, most, most + 1, most, num_tiles, num_tiles)
-        ends = [*accumulate(-(-length // _ALIGNMENT) * _ALIGNMENT for length in lengths)]
-        self.num_words = ends[-1]
-        starts = zip((0, *ends), lengths, strict=False)
-        self._parts = tuple(slice(start, start + length) for start, length in starts)
+        self.num_words, self._parts = parts_of(
+            (2, 1, 1, most, most, most + 1, most, num_tiles, num_tiles)
+        )
         self._empty = np.zeros(self.num_words, dtype=np.int32)
         columns = self.columns(self._empty)
         columns.samplers[:] = columns.tile_rows[:] = -1

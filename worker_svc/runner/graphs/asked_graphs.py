@@ -1,0 +1,239 @@
+"""What rows ask for in addition to a token, as CUDA graphs: a handful of launches for all of it.
+
+A step's logits are widened into one float32 buffer, which graphs of their own read and change: for
+log probabilities, for penalties, and for the draw with the masks of grammars. What is asked, and by
+which rows, comes in one copy, and the answers leave in one. Rarer requests are launched kernel by
+kernel in between: allowed ids, bad words, minimum tokens, biases.
+"""
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from enum import Enum
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kernels.sampling.penalties import penalize
+from kernels.sampling.restrict_rows import restrict_rows
+from worker_svc.device.capture_stream import captured, capturing
+from worker_svc.device.transfer import PinnedRing, fetched
+from worker_svc.parallel.vocab_part import VocabPart
+from worker_svc.protocol.step import IntColumn, Limits, no_entries
+from worker_svc.runner.batch_state import Staged
+from worker_svc.runner.device_sampling import SampleExtras
+from worker_svc.runner.device_slots import SlotsOnDevice
+from worker_svc.runner.graphs.asked_map import AskedLayout
+from worker_svc.runner.graphs.decode_graphs import size_for
+from worker_svc.runner.graphs.step_graphs import StepGraphs
+from worker_svc.runner.graphs.step_map import StepMap
+from worker_svc.sampling.logits_processors import process_logits
+from worker_svc.sampling.logprobs import Logprobs
+from worker_svc.sampling.sampler import SamplingRows
+
+log = logging.getLogger(__name__)
+
+# Of steps in which more rows ask for the same thing, the device takes longer than the launches.
+MOST_ASKING = 64
+MOST_TOP = 20  # likeliest tokens of a row; who asks for more searches beams
+
+
+class _Kind(Enum):
+    """What a graph does."""
+
+    WIDEN = "widen"
+    LOGPROBS = "logprobs"
+    PENALTIES = "penalties"
+    DRAW = "draw"
+    DRAW_FILTERED = "draw filtered"
+    LOOK_UP = "look up"
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """What a graph is captured for: so many rows, or so many that ask."""
+
+    kind: _Kind
+    size: int
+
+
+class AskedGraphs:
+    """Graphs of one runner, valid as long as its slots and its graphs of steps stay in place."""
+
+    def __init__(self, steps: StepGraphs, slots: SlotsOnDevice, limits: Limits) -> None:
+        self._steps = steps
+        self._slots = slots
+        most_rows, device = limits.max_num_seqs, slots.device
+        most = min(MOST_ASKING, most_rows)
+        self.sizes = (*(size for size in (4, 16) if size < most), most)
+        self._layout = AskedLayout(most_rows, most)
+        self._ring = PinnedRing(self._layout.num_words, device)
+        zeros = partial(torch.zeros, dtype=torch.int32, device=device)
+        self._buffer = zeros(self._layout.num_words)
+        self._columns = self._layout.columns(self._buffer)
+        self._logits = zeros((most_rows, limits.vocab_size), dtype=torch.float32)
+        self._logprobs = zeros((most, limits.vocab_size), dtype=torch.float32)
+        self._finite = zeros(most_rows, dtype=torch.bool)
+        self._rows = torch.from_numpy(np.arange(most_rows, dtype=np.int32)).to(device)
+        self._masks = zeros((most_rows, -(-limits.vocab_size // 32)))
+        self._num_top = min(MOST_TOP, limits.vocab_size)
+        # [most_rows]: whether each has a choice; then of each row of log probabilities its token's
+        # one, its rank, and the likeliest tokens and theirs, floats as bits.
+        self._width = 2 + 2 * self._num_top
+        self._answers = zeros(most_rows + most * self._width)
+        self._choices, found = self._answers.tensor_split([most_rows])
+        self._found = found.view(most, self._width)
+        self._graphs: dict[_Work, torch.cuda.CUDAGraph] = {}
+        self._do: dict[_Kind, Callable[[int], None]] = {
+            _Kind.WIDEN: self._widen,
+            _Kind.LOGPROBS: self._find_likeliest,
+            _Kind.PENALTIES: self._penalize,
+            _Kind.DRAW: partial(self._draw, filters=False),
+            _Kind.DRAW_FILTERED: partial(self._draw, filters=True),
+            _Kind.LOOK_UP: self._look_up,
+        }
+
+    def rehearsals(self) -> list[Callable[[], None]]:
+        """What `capture` captures and has kernels of ours, as calls that need no request."""
+        ours = (_Kind.PENALTIES, _Kind.DRAW, _Kind.DRAW_FILTERED)
+        return [partial(self._run, work) for work in self._all_work() if work.kind in ours]
+
+    def capture(self, pool: Any, largest_only: bool = False) -> None:
+        """Captures all graphs, or the largest of each kind, those first: they decide the memory.
+
+        The graphs of steps must be captured already: these read what those leave.
+        """
+        started = time.perf_counter()
+        self._ring.send(self._layout.empty(), self._buffer)
+        with capturing(self._slots.device):
+            for work in self._all_work(largest_only):
+                self._run(work)  # compiles; the libraries make workspaces
+                self._graphs[work] = captured(partial(self._run, work), pool)
+        log.info(
+            "%d graphs of requests captured in %.1f s",
+            len(self._graphs),
+            time.perf_counter() - started,
+        )
+
+    def hold(self, sampling: SamplingRows) -> bool:
+        """Whether they do all that a step's rows ask for."""
+        wanted = sampling.wanted
+        if wanted.num_top > self._num_top or wanted.named is not None:
+            return False
+        return self._layout.holds(sampling.logits_processors, len(wanted))
+
+    def sample(
+        self, step: StepMap, staged: Staged, sampling: SamplingRows, filters: bool
+    ) -> SampleExtras:
+        """Samples from the logits of a step's last tokens, with all that its rows ask for.
+
+        What grammars allow may still be computed on the host. The device waits for it, after all
+        work that does not need it.
+        """
+        num_rows, wanted = size_for(self._steps.row_sizes, step.num_sampled), sampling.wanted
+        processors = sampling.logits_processors.moved(step.places)
+        written = self._written(staged, wanted.rows)
+        words = self._layout.words(processors, step.places[wanted.rows], written)
+        self._ring.send(words, self._buffer)
+        self._replay(_Kind.WIDEN, num_rows)
+        if len(wanted):
+            self._replay(_Kind.LOGPROBS, len(wanted))
+        others = replace(processors, grammars=None, penalties=None)
+        if others:
+            process_logits(self._logits, others)
+        if processors.penalties is not None:
+            self._replay(_Kind.PENALTIES, len(processors.penalties.rows))
+        if processors.grammars is not None:
+            processors.grammars.copy(self._masks)
+        self._replay(_Kind.DRAW_FILTERED if filters else _Kind.DRAW, num_rows)
+        if len(wanted):
+            self._replay(_Kind.LOOK_UP, len(wanted))
+        return self._extras(sampling, processors.rows)
+
+    def _written(self, staged: Staged, wanted: IntColumn) -> IntColumn:
+        """Where in the flat token rows the tokens of some sampling rows will be."""
+        if not len(wanted):
+            return no_entries()
+        slots = staged.rows.slots[staged.rows.samples][wanted]
+        ends: IntColumn = staged.table.columns["num_tokens"][slots]
+        return slots * self._slots.token_rows.shape[1] + ends
+
+    def _extras(self, sampling: SamplingRows, changed: IntColumn) -> SampleExtras:
+        """Starts the copy of the answers: of rows that change, or of log probabilities, or both."""
+        wanted, has_changes = sampling.wanted, len(changed) > 0
+        begin, end = (0 if has_changes else len(self._choices)), len(self._choices)
+        there = fetched(self._answers[begin : end + len(wanted) * self._width])
+        choices, found = there.tensor_split([end - begin])
+        return SampleExtras(
+            self._read(found.view(-1, self._width), sampling) if len(wanted) else None,
+            choices if has_changes else None,
+            sampling.logits_processors,
+            choice_places=changed,
+        )
+
+    def _read(self, found: Tensor, sampling: SamplingRows) -> Logprobs:
+        """The log probabilities [N, width], which may still be on their way."""
+        num_top, first = sampling.wanted.num_top, 2 + self._num_top
+        floats = found.view(torch.float32)
+        return Logprobs(
+            np.asarray(sampling.wanted.rows),
+            floats[:, 0],
+            found[:, 1],
+            found[:, 2 : 2 + num_top],
+            floats[:, first : first + num_top],
+        )
+
+    def _all_work(self, largest_only: bool = False) -> list[_Work]:
+        """In an order in which each may run."""
+        by_rows = self._steps.row_sizes[-1:] if largest_only else self._steps.row_sizes[::-1]
+        by_asking = self.sizes[-1:] if largest_only else self.sizes[::-1]
+        kinds = (
+            (_Kind.WIDEN, by_rows), (_Kind.LOGPROBS, by_asking), (_Kind.PENALTIES, by_asking),
+            (_Kind.DRAW, by_rows), (_Kind.DRAW_FILTERED, by_rows), (_Kind.LOOK_UP, by_asking),
+        )  # fmt: skip
+        return [_Work(kind, size) for kind, sizes in kinds for size in sizes]
+
+    def _replay(self, kind: _Kind, number: int) -> None:
+        is_asking = kind in (_Kind.LOGPROBS, _Kind.PENALTIES, _Kind.LOOK_UP)
+        size = size_for(self.sizes, number) if is_asking else number
+        self._graphs[_Work(kind, size)].replay()
+
+    def _run(self, work: _Work) -> None:
+        self._do[work.kind](work.size)
+
+    def _widen(self, num_rows: int) -> None:
+        logits = self._logits[:num_rows]
+        logits.copy_(self._steps.part_of(num_rows).whole())
+        # A sum is finite only if every term is.
+        self._finite[:num_rows] = logits.sum(-1).isfinite()
+
+    def _find_likeliest(self, number: int) -> None:
+        logits = self._logits.index_select(0, self._columns.wanted[:number])
+        logprobs = torch.log_softmax(logits, -1, out=self._logprobs[:number])
+        top, first = logprobs.topk(self._num_top, dim=-1), 2 + self._num_top
+        self._found[:number, 2:first] = top.indices
+        self._found.view(torch.float32)[:number, first:] = top.values
+
+    def _penalize(self, number: int) -> None:
+        columns, most, tokens = self._columns, self._layout.most, self._slots.token_rows
+        rows = columns.penalized.view(4, most)[:, :number]
+        factors = columns.factors.view(torch.float32).view(3, most)[:, :number]
+        penalize(self._logits, tokens, rows, factors, tokens.shape[1])
+
+    def _draw(self, num_rows: int, filters: bool) -> None:
+        logits, masks = self._logits[:num_rows], self._columns.masks[:num_rows]
+        rows, finite = self._rows[:num_rows], self._finite[:num_rows]
+        self._choices[:num_rows] = restrict_rows(logits, rows, masks, finite, self._masks)
+        self._slots.sample(VocabPart(logits), self._steps.samplers(num_rows), filters)
+
+    def _look_up(self, number: int) -> None:
+        """Of the tokens that were drawn just now."""
+        tokens = self._slots.token_rows.view(-1).index_select(0, self._columns.written[:number])
+        logprobs = self._logprobs[:number]
+        sampled = logprobs.gather(1, tokens.long()[:, None])
+        self._found.view(torch.float32)[:number, :1] = sampled
+        self._found[:number, 1] = (logprobs >= sampled).sum(-1)
