@@ -147,11 +147,13 @@ def asking(
     new = tuple(
         _sequence(slot, context, context - 1, room, kind) for slot, kind in enumerate(kinds)
     )
-    runner.state.grammars.last_fill_s = 0.0
     steps.run(new_sequences=new, slots=rows, num_scheduled=ones)
     for _ in range(WARM_STEPS):
         steps.run(slots=rows, num_scheduled=ones)
-    return steps.pipelined(times, slots=rows, num_scheduled=ones)
+    found = steps.pipelined(times, slots=rows, num_scheduled=ones)
+    if any(kind.grammar for kind in kinds):
+        return found
+    return [replace(one, mask_us=0.0) for one in found]  # the masks were those of steps before
 
 
 def _sequence(

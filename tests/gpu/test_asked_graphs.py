@@ -21,6 +21,7 @@ from worker_svc.protocol.step import (
     StepOutput,
 )
 from worker_svc.runner.cuda_runner import CudaRunner
+from worker_svc.sampling.mask_filling import MaskFiller
 
 pytestmark = [
     pytest.mark.gpu,
@@ -111,6 +112,14 @@ def test_around_every_size_answers_are_those_of_single_kernels(
     # Every second row asks, and from the last one on.
     slots = [slot for first in (1, 0) for slot in range(first, MAX_NUM_SEQS, 2)][:num_asking]
     assert check(runner, dict.fromkeys(slots, KINDS[kind]), MAX_NUM_SEQS) >= 3
+
+
+@pytest.mark.parametrize("kind", ["grammars", "all"])
+def test_guessed_tokens_are_those_of_whole_masks(
+    runner: CudaRunner, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(MaskFiller, "wants_guesses", True)  # single kernels bring none
+    assert check(runner, dict.fromkeys(range(0, 60, 2), KINDS[kind]), MAX_NUM_SEQS) >= 3
 
 
 def test_rows_of_every_kind_share_a_step(runner: CudaRunner) -> None:

@@ -107,6 +107,11 @@ class RowSampling:
     def is_greedy(self) -> bool:
         return self.temperature < GREEDY_TEMPERATURE
 
+    @property
+    def filters(self) -> bool:
+        """Whether it is drawn from a part of the vocabulary; greedy ones never are."""
+        return not self.is_greedy and bool(self.top_k > 0 or self.top_p < 1 or self.min_p > 0)
+
 
 @dataclass(frozen=True, slots=True)
 class NewSequence:

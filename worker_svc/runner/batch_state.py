@@ -207,6 +207,7 @@ class BatchState:
             self.block_tables[saved.slot] = saved.block_table
         self._saved.clear()
         self.forget_rows()
+        self.grammars.give_up()
 
     def forget_rows(self) -> None:
         """Refuses same_rows until rows are named again: both sides may mean different ones."""

@@ -125,6 +125,13 @@ class SlotsOnDevice:
         """
         choose(_candidates(part, slots, self.slot_state, filters), slots, self._tokens)
 
+    def guess(self, part: VocabPart, slots: Tensor) -> Tensor:
+        """The tokens [R] int32 that slots [R] int32 without filters would sample; none changes.
+
+        -1 where logits are not finite.
+        """
+        return best_tokens(_candidates(part, slots, self.slot_state, filters=False))
+
     def sample_at(
         self, part: VocabPart, slots: IntColumn, num_known: IntColumn, filters: bool
     ) -> Tensor:

@@ -9,7 +9,6 @@ No grammar may hurt the process: each is first read in a checking process, and h
 survived it. None may hold up a step: matchers are prepared before their sequences enter.
 """
 
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -27,7 +26,7 @@ from worker_svc.device.late_rows import LateFill, LateRows
 from worker_svc.device.transfer import upload_array
 from worker_svc.protocol.preparations import GrammarOrders
 from worker_svc.protocol.step import IntColumn
-from worker_svc.sampling.mask_filling import GrammarPlace, MaskFiller, read_tokens
+from worker_svc.sampling.mask_filling import GrammarPlace, Guesses, MaskFiller, read_tokens
 from worker_svc.sampling.matcher_threads import large_stack_threads
 
 MAX_WAITING_CHECKS = 16  # threads that wait for the checking process
@@ -48,17 +47,27 @@ class GrammarRows:
     rows: IntColumn  # [G], indices into the step's sampling rows
     filling: Future[Filled]
     late: LateFill | None = None  # what they are filled into, if a device takes them over
+    guesses: Guesses | None = None  # that the masks wait for
 
     def on(self, device: torch.device) -> Tensor:
         """The masks [G, words] int32 on a device; if it can wait for them, nothing here does."""
+        self.give_up()
         if self.late is None:
             return upload_array(device, self.filling.result().allowed.view(np.int32))
         masks = torch.empty((len(self.rows), self.late.num_words), dtype=torch.int32, device=device)
         self.late.fetch(masks)
         return masks
 
+    def give_up(self) -> None:
+        """No guesses will come, unless they are there."""
+        if self.guesses is not None:
+            self.guesses.give_up()
+
     def copy(self, into: Tensor) -> None:
-        """The same, into the first lines of a tensor [.., words] of the device."""
+        """The same as `on`, into the first lines of a tensor [.., words] of the device.
+
+        Guesses must be on their way.
+        """
         if self.late is None:
             into[: len(self.rows)] = self.on(into.device)
         else:
@@ -85,13 +94,13 @@ class Grammars:
     read_vocabulary: Callable[[], Vocabulary] = _no_vocabulary
     checks: GrammarChecks | None = None  # None: grammars are trusted
     late_rows: LateRows | None = None  # read by the device that samples; None: masks stay here
-    last_fill_s: float = field(init=False, default=0.0)  # what the newest masks took, all rows
     _checkers: ThreadPoolExecutor = field(init=False)
     _prepared: dict[int, GrammarPlace] = field(init=False, default_factory=dict)
     _builders: ThreadPoolExecutor = field(init=False)
     _filler: ThreadPoolExecutor = field(init=False)
     _vocabulary: Future[Vocabulary] | None = field(init=False, default=None)
     _masks: MaskFiller = field(init=False, default_factory=MaskFiller)
+    _guesses: Guesses | None = field(init=False, default=None)  # the newest
 
     def __post_init__(self) -> None:
         # Two threads: one builds a matcher while the other may be reading the vocabulary.
@@ -141,6 +150,16 @@ class Grammars:
         """Fills masks into memory that the device reads; call it once, before the first."""
         self.late_rows = LateRows(max_num_rows, self._num_words, device)
 
+    @property
+    def last_fill_s(self) -> float:
+        """What the newest masks took, all rows, without waits."""
+        return self._masks.last_fill_s
+
+    def give_up(self) -> None:
+        """A launch has failed: it brings no guesses."""
+        if self._guesses is not None:
+            self._guesses.give_up()
+
     def fill(
         self, rows: IntColumn, places: Sequence[GrammarPlace], num_unread: IntColumn, read: Read
     ) -> GrammarRows:
@@ -151,9 +170,14 @@ class Grammars:
         """
         for place, count in zip(places, num_unread.tolist(), strict=True):
             place.num_read += count
-        late = None if self.late_rows is None else self.late_rows.take()
-        filling = self._filler.submit(self._fill, places, num_unread, read, late)
-        return GrammarRows(rows, filling, late)
+        late = guesses = None
+        if self.late_rows is not None:
+            late = self.late_rows.take()
+            if self._masks.wants_guesses and any(place.draws_from_all for place in places):
+                guesses = Guesses()
+        self._guesses = guesses
+        filling = self._filler.submit(self._fill, places, num_unread, read, late, guesses)
+        return GrammarRows(rows, filling, late, guesses)
 
     @property
     def _num_words(self) -> int:
@@ -196,16 +220,15 @@ class Grammars:
         num_unread: IntColumn,
         read: Read,
         late: LateFill | None,
+        guesses: Guesses | None,
     ) -> Filled:
         try:
             unread = np.split(read(), np.cumsum(num_unread)[:-1])
-            began_s = time.perf_counter()
             if late is None:
                 masks = np.zeros((len(places), self._num_words), dtype=np.int32)
             else:
                 masks = late.begin()[: len(places)]
-            problems = self._masks.fill(places, unread, masks)
-            self.last_fill_s = time.perf_counter() - began_s
+            problems = self._masks.fill(places, unread, masks, guesses)
             return Filled(masks.view(np.uint8), problems)
         finally:
             if late is not None:

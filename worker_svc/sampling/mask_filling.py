@@ -1,12 +1,14 @@
 """Fills token masks on the host: on several threads, and so that no grammar holds up a step.
 
 A request whose masks take too much CPU time ends. To know, some are timed after a slow fill, while
-all others are filled. Knows no tensors and no steps.
+all others are filled. While masks are slow, rows that draw from all their tokens guess: the token
+that a row draws without a mask is the one it draws with the mask, if its grammar accepts it; then
+that token alone is its mask. Knows no tensors and no steps.
 """
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
@@ -28,6 +30,9 @@ FREE_S, FREE_S_PER_TOKEN = 0.25, 0.005
 # as take so much, one after the other, while all others are filled side by side.
 SLOW_FILL_S, NUM_TIMED_FILLS, TIMED_S = 0.005, 16, 0.002
 LEAST_TIMED_S = TIMED_S / 8  # of a mask; so no more than eight are timed in a step
+# After a fill that took so long, rows guess for some steps; a guess delays a step by about a tenth
+# of that, a quick mask by nothing. They do not for as many steps if guesses save less than half.
+GUESS_S, NUM_GUESSES = 0.003, 128
 
 
 @dataclass(slots=True)
@@ -36,6 +41,7 @@ class GrammarPlace:
 
     building: Future[Matcher]
     num_read: int  # number of output tokens read, by the fills that are ordered so far
+    draws_from_all: bool = True  # no filter, whose choice would depend on the mask
     spent_s: float = 0.0  # CPU time of the masks that were timed
     num_timed: int = 0
 
@@ -60,20 +66,53 @@ class GrammarPlace:
         return matcher
 
 
+class Guesses:
+    """The tokens that a step's rows draw without masks, on their way to the thread that fills.
+
+    The thread that launches brings them, or gives up; one of both, or that thread waits for ever.
+    """
+
+    def __init__(self) -> None:
+        self._reading: Future[Callable[[], IntColumn] | None] = Future()
+
+    def bring(self, read: Callable[[], IntColumn]) -> None:
+        """`read` waits for them: one of each row [G]; below 0: the row has none."""
+        self._reading.set_result(read)
+
+    def give_up(self) -> None:
+        """They will not come, unless they are brought already."""
+        if not self._reading.done():
+            self._reading.set_result(None)
+
+    def wait(self) -> IntColumn | None:
+        """The tokens [G]; None: masks must be filled."""
+        read = self._reading.result()
+        return None if read is None else read()
+
+
 class MaskFiller:
     """The threads that fill masks. To be called from one thread."""
 
     def __init__(self) -> None:
+        self.last_fill_s = 0.0  # what the newest masks took, without waits
         self._timer = large_stack_threads(1, "grammar-time", is_nice=False)
         self._executor: llguidance.LLExecutor | None = None
         self._num_to_time = 0  # fills whose masks are timed
         self._timed_s = TIMED_S  # the mean of the masks timed last
+        self._full_s = 0.0  # what the newest masks took of a step in which no row guessed
+        self._num_to_guess = 0  # steps in which rows guess; below 0: in which they do not
+
+    @property
+    def wants_guesses(self) -> bool:
+        """Whether rows should guess in the next step. From any thread."""
+        return self._num_to_guess > 0
 
     def fill(
         self,
         places: Sequence[GrammarPlace],
         unread: Sequence[IntColumn],
         masks: NDArray[np.int32],
+        guesses: Guesses | None = None,
     ) -> dict[int, str]:
         """Has each place read its tokens and fills its mask, a line of masks [G, words].
 
@@ -81,20 +120,23 @@ class MaskFiller:
         """
         problems: dict[int, str] = {}
         began_cpu_s = time.thread_time()
-        matchers: dict[int, Matcher] = {}
-        for index, (place, token_ids) in enumerate(zip(places, unread, strict=True)):
-            try:
-                matcher = place.read(token_ids.tolist())
-            except (BadGrammar, grammars.BadVocabulary) as error:
-                problems[index] = str(error)
-            else:
-                matchers[index] = matcher
+        matchers = _advanced(places, unread, problems)
+        healthy = {index: m for index, m in matchers.items() if not m.is_error()}
         spent_s = time.thread_time() - began_cpu_s
-        began_fill_s = time.perf_counter()
-        self._fill_healthy(
-            places, {index: m for index, m in matchers.items() if not m.is_error()}, masks, problems
-        )
-        spent_s += time.perf_counter() - began_fill_s
+        guessing: dict[int, Matcher] = {}
+        if guesses is not None:
+            guessing = {i: m for i, m in healthy.items() if places[i].draws_from_all}
+        others = {index: m for index, m in healthy.items() if index not in guessing}
+        spent_s += self._fill_healthy(places, others, masks, problems)
+        if guesses is not None:
+            spent_s += self._fill_guessed(places, guessing, guesses, masks, problems)
+        else:
+            self._full_s = spent_s
+            if self._num_to_guess < 0:
+                self._num_to_guess += 1
+            elif spent_s > GUESS_S:
+                self._num_to_guess = NUM_GUESSES
+        self.last_fill_s = spent_s
         self._num_to_time = NUM_TIMED_FILLS if spent_s > SLOW_FILL_S else self._num_to_time - 1
         for index, matcher in matchers.items():
             if matcher.is_error():
@@ -102,14 +144,41 @@ class MaskFiller:
         masks[list(problems)] = 0  # a row without a token ends
         return problems
 
+    def _fill_guessed(
+        self,
+        places: Sequence[GrammarPlace],
+        matchers: Mapping[int, Matcher],
+        guesses: Guesses,
+        masks: NDArray[np.int32],
+        problems: dict[int, str],
+    ) -> float:
+        """The masks of rows that guess; returns the seconds from the guesses on."""
+        tokens = guesses.wait()
+        began_s = time.perf_counter()
+        accepted: set[int] = set()
+        if tokens is not None:
+            accepted = _accepted(matchers, tokens)
+            _allow_alone(masks, list(accepted), tokens)
+        rejected = {index: m for index, m in matchers.items() if index not in accepted}
+        self._fill_healthy(places, rejected, masks, problems)
+        took_s = time.perf_counter() - began_s
+        self._num_to_guess -= 1
+        if took_s > self._full_s / 2:
+            self._num_to_guess = -NUM_GUESSES
+        return took_s
+
     def _fill_healthy(
         self,
         places: Sequence[GrammarPlace],
         matchers: Mapping[int, Matcher],
         masks: NDArray[np.int32],
         problems: dict[int, str],
-    ) -> None:
-        """Fills the masks of rows, by index; some are timed while the others are filled."""
+    ) -> float:
+        """Fills the masks of rows, by index; some are timed while the others are filled.
+
+        Returns the seconds that it took.
+        """
+        began_s = time.perf_counter()
         timed = self._to_time(places, matchers)
         timing = None
         if timed:
@@ -118,6 +187,7 @@ class MaskFiller:
         self._fill_together(others, masks, problems)
         if timing is not None:
             problems.update(timing.result())
+        return time.perf_counter() - began_s
 
     def _to_time(
         self, places: Sequence[GrammarPlace], matchers: Mapping[int, Matcher]
@@ -173,6 +243,39 @@ class MaskFiller:
             num_threads = max(min(cores, ALL_CORES), min(cores - FREE_CORES, MAX_THREADS))
             self._executor = llguidance.LLExecutor(num_threads)
         return self._executor
+
+
+def _advanced(
+    places: Sequence[GrammarPlace], unread: Sequence[IntColumn], problems: dict[int, str]
+) -> dict[int, Matcher]:
+    """The matchers that have read their tokens, by index; the others are problems."""
+    matchers: dict[int, Matcher] = {}
+    for index, (place, token_ids) in enumerate(zip(places, unread, strict=True)):
+        try:
+            matchers[index] = place.read(token_ids.tolist())
+        except (BadGrammar, grammars.BadVocabulary) as error:
+            problems[index] = str(error)
+    return matchers
+
+
+def _accepted(matchers: Mapping[int, Matcher], tokens: IntColumn) -> set[int]:
+    """The rows whose grammars accept their guesses; no matcher moves."""
+    accepted = set()
+    for index, token in zip(matchers, tokens[list(matchers)].tolist(), strict=True):
+        try:  # as in `GrammarPlace.read`
+            if token >= 0 and matchers[index].validate_tokens([token]) == 1:
+                accepted.add(index)
+        except BaseException as error:
+            with suppress(BadGrammar), grammars.failures_as(BadGrammar, "a guess cannot be read"):
+                raise error
+    return accepted
+
+
+def _allow_alone(masks: NDArray[np.int32], rows: list[int], tokens: IntColumn) -> None:
+    """Lets each of these rows take one token."""
+    masks[rows] = 0
+    words, bits = np.divmod(tokens[rows], 32)
+    masks.view(np.uint32)[rows, words] = np.uint32(1) << bits.astype(np.uint32)
 
 
 def _fill_one(matcher: Matcher, masks: NDArray[np.int32], index: int) -> None:

@@ -38,6 +38,8 @@ class RowProcessors:
     @classmethod
     def of(cls, sampling: RowSampling, place: GrammarPlace | None = None) -> "RowProcessors":
         """Prepares the logits processors of a request: tuples become columns."""
+        if place is not None:
+            place.draws_from_all = not sampling.filters
         return cls(
             sampling=sampling,
             stop_token_ids=np.array(sampling.stop_token_ids, dtype=np.int64),

@@ -1,16 +1,19 @@
 """What step graphs repeat, interpreted: maps, tiles and both halves of a step."""
 
 import dataclasses
+from itertools import cycle
 
 import numpy as np
+import pytest
 
 from tests.worker_svc.conftest import make_prompt
-from tests.worker_svc.runner.interpreted import BLOCKS_PER_SEQ, needs_interpreter
+from tests.worker_svc.runner.interpreted import BLOCKS_PER_SEQ, CPU, LIMITS, needs_interpreter
 from tests.worker_svc.spelling import DIGITS, EOS, make_tokenizer
 from wire.grammar import read_vocabulary
 from worker_svc.protocol.step import NewSequence, RowSampling, StepInput
 from worker_svc.runner.model_runner import ModelRunner
 from worker_svc.sampling.grammars import Grammars
+from worker_svc.sampling.mask_filling import MaskFiller
 
 pytestmark = needs_interpreter
 
@@ -103,7 +106,7 @@ def test_rows_that_ask_for_more_give_the_tokens_of_the_eager_runner(
 
 
 def test_rows_with_grammars_and_more_give_the_tokens_of_the_eager_runner(
-    eager: ModelRunner, interpreted: ModelRunner
+    eager: ModelRunner, interpreted: ModelRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     everything = dataclasses.replace(ASKING, grammar=DIGITS, temperature=1.0, seed=3)
     new = (
@@ -118,6 +121,10 @@ def test_rows_with_grammars_and_more_give_the_tokens_of_the_eager_runner(
     definition = make_tokenizer().to_str()
     for runner in (eager, interpreted):
         runner.state.grammars = Grammars(128, lambda: read_vocabulary(definition, 128, [EOS]))
+    interpreted.state.grammars.fill_for(CPU, LIMITS.max_num_seqs)
+    # Rows guess their tokens in every second step, also in the last, which brings no guesses.
+    turns = cycle([False, True])
+    monkeypatch.setattr(MaskFiller, "wants_guesses", property(lambda masks: next(turns)))
     by_graph = counted(interpreted)
     found = play(interpreted, *steps)
     assert found == play(eager, *steps)

@@ -21,7 +21,7 @@ from torch import Tensor
 from kernels.sampling.penalties import penalize
 from kernels.sampling.restrict_rows import restrict_rows
 from worker_svc.device.capture_stream import captured, capturing
-from worker_svc.device.transfer import PinnedRing, fetched
+from worker_svc.device.transfer import PinnedRing, download, fetched
 from worker_svc.parallel.vocab_part import VocabPart
 from worker_svc.protocol.step import IntColumn, Limits, no_entries
 from worker_svc.runner.batch_state import Staged
@@ -31,6 +31,7 @@ from worker_svc.runner.graphs.asked_map import AskedLayout
 from worker_svc.runner.graphs.decode_graphs import size_for
 from worker_svc.runner.graphs.step_graphs import StepGraphs
 from worker_svc.runner.graphs.step_map import StepMap
+from worker_svc.sampling.grammars import GrammarRows
 from worker_svc.sampling.logits_processors import process_logits
 from worker_svc.sampling.logprobs import Logprobs
 from worker_svc.sampling.sampler import SamplingRows
@@ -48,6 +49,7 @@ class _Kind(Enum):
     WIDEN = "widen"
     LOGPROBS = "logprobs"
     PENALTIES = "penalties"
+    GUESS = "guess"
     DRAW = "draw"
     DRAW_FILTERED = "draw filtered"
     LOOK_UP = "look up"
@@ -79,6 +81,7 @@ class AskedGraphs:
         self._logprobs = zeros((most, limits.vocab_size), dtype=torch.float32)
         self._finite = zeros(most_rows, dtype=torch.bool)
         self._rows = torch.from_numpy(np.arange(most_rows, dtype=np.int32)).to(device)
+        self._guesses = zeros(most_rows)
         self._masks = zeros((most_rows, -(-limits.vocab_size // 32)))
         self._num_top = min(MOST_TOP, limits.vocab_size)
         # [most_rows]: whether each has a choice; then of each row of log probabilities its token's
@@ -92,6 +95,7 @@ class AskedGraphs:
             _Kind.WIDEN: self._widen,
             _Kind.LOGPROBS: self._find_likeliest,
             _Kind.PENALTIES: self._penalize,
+            _Kind.GUESS: self._guess,
             _Kind.DRAW: partial(self._draw, filters=False),
             _Kind.DRAW_FILTERED: partial(self._draw, filters=True),
             _Kind.LOOK_UP: self._look_up,
@@ -148,11 +152,20 @@ class AskedGraphs:
         if processors.penalties is not None:
             self._replay(_Kind.PENALTIES, len(processors.penalties.rows))
         if processors.grammars is not None:
+            self._guess_for(processors.grammars, num_rows)
             processors.grammars.copy(self._masks)
         self._replay(_Kind.DRAW_FILTERED if filters else _Kind.DRAW, num_rows)
         if len(wanted):
             self._replay(_Kind.LOOK_UP, len(wanted))
         return self._extras(sampling, processors.rows)
+
+    def _guess_for(self, grammars: GrammarRows, num_rows: int) -> None:
+        """Sends the tokens that rows draw without masks to the thread that fills these."""
+        if grammars.guesses is None:
+            return
+        self._replay(_Kind.GUESS, num_rows)
+        read, rows = download(self._guesses[:num_rows]), grammars.rows
+        grammars.guesses.bring(lambda: read()[rows])
 
     def _written(self, staged: Staged, wanted: IntColumn) -> IntColumn:
         """Where in the flat token rows the tokens of some sampling rows will be."""
@@ -193,7 +206,8 @@ class AskedGraphs:
         by_asking = self.sizes[-1:] if largest_only else self.sizes[::-1]
         kinds = (
             (_Kind.WIDEN, by_rows), (_Kind.LOGPROBS, by_asking), (_Kind.PENALTIES, by_asking),
-            (_Kind.DRAW, by_rows), (_Kind.DRAW_FILTERED, by_rows), (_Kind.LOOK_UP, by_asking),
+            (_Kind.GUESS, by_rows), (_Kind.DRAW, by_rows), (_Kind.DRAW_FILTERED, by_rows),
+            (_Kind.LOOK_UP, by_asking),
         )  # fmt: skip
         return [_Work(kind, size) for kind, sizes in kinds for size in sizes]
 
@@ -223,6 +237,10 @@ class AskedGraphs:
         rows = columns.penalized.view(4, most)[:, :number]
         factors = columns.factors.view(torch.float32).view(3, most)[:, :number]
         penalize(self._logits, tokens, rows, factors, tokens.shape[1])
+
+    def _guess(self, num_rows: int) -> None:
+        part, samplers = VocabPart(self._logits[:num_rows]), self._steps.samplers(num_rows)
+        self._guesses[:num_rows] = self._slots.guess(part, samplers)
 
     def _draw(self, num_rows: int, filters: bool) -> None:
         logits, masks = self._logits[:num_rows], self._columns.masks[:num_rows]
