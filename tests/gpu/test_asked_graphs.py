@@ -96,7 +96,7 @@ def check(runner: CudaRunner, asking: dict[int, RowSampling], num_rows: int) -> 
         patch.setattr(runner._asked_graphs, "sample", counting)
         by_graph = played(runner, asking, num_rows)
         number = replays
-        patch.setattr(runner._asked_graphs, "hold", lambda sampling: False)
+        patch.setattr(runner._asked_graphs, "hold", lambda step, sampling: False)
         by_kernels = played(runner, asking, num_rows)
     assert replays == number
     assert [values(one) for one in by_graph] == [values(one) for one in by_kernels]

@@ -239,7 +239,7 @@ class CudaRunner(ModelRunner):
             clock.mark()
             return Computed(prepare_us, step_map.places)
         placed = self._step_graphs.logits(step_map)
-        if staged.rows.drafts is None and self._asked_graphs.hold(sampling):
+        if staged.rows.drafts is None and self._asked_graphs.hold(step_map, sampling):
             filters = bool(sampling.is_filtered.any())
             extras = self._asked_graphs.sample(step_map, staged, sampling, filters)
             clock.mark()

@@ -2,12 +2,19 @@
 
 import dataclasses
 from itertools import cycle
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from tests.worker_svc.conftest import make_prompt
-from tests.worker_svc.runner.interpreted import BLOCKS_PER_SEQ, CPU, LIMITS, needs_interpreter
+from tests.worker_svc.runner.interpreted import (
+    BLOCKS_PER_SEQ,
+    CPU,
+    LIMITS,
+    interpreted_runner,
+    needs_interpreter,
+)
 from tests.worker_svc.spelling import DIGITS, EOS, make_tokenizer
 from wire.grammar import read_vocabulary
 from worker_svc.protocol.step import NewSequence, RowSampling, StepInput
@@ -131,3 +138,18 @@ def test_rows_with_grammars_and_more_give_the_tokens_of_the_eager_runner(
     assert by_graph == [3, 3, 3]
     spelled = make_tokenizer().decode([tokens[0] for tokens, _ in found])
     assert spelled.isdigit()
+
+
+def test_larger_steps_are_launched_one_by_one(
+    llama_folder: Path, monkeypatch: pytest.MonkeyPatch, few_programs: None
+) -> None:
+    monkeypatch.setattr("worker_svc.runner.graphs.asked_graphs.MOST_ROWS", 2)
+    runner = interpreted_runner(llama_folder, monkeypatch)
+    asked, steps = runner._asked_graphs, runner._step_graphs
+    assert asked.row_sizes == (1, 2) and steps.row_sizes == (1, 2, 4, LIMITS.max_num_seqs)
+    rows = [enter(slot, make_prompt(4, seed=slot), ASKING) for slot in range(3)]
+    by_graph = counted(runner)
+    play(runner, ({0: 4}, (rows[0],)), ({0: 1, 1: 4, 2: 4}, tuple(rows[1:])), ({0: 1, 1: 1}, ()))
+    assert by_graph == [1, 2]
+    steps._logits.clear()  # as where only the largest graphs are captured
+    asked._widen(2)

@@ -38,8 +38,9 @@ from worker_svc.sampling.sampler import SamplingRows
 
 log = logging.getLogger(__name__)
 
-# Of steps in which more rows ask for the same thing, the device takes longer than the launches.
-MOST_ASKING = 64
+# Of larger steps, or where more rows ask for the same thing, the device takes longer than single
+# launches do; and logits in float32 take a gigabyte for 1,024 rows of 262,144 ids.
+MOST_ROWS, MOST_ASKING = 256, 64
 MOST_TOP = 20  # likeliest tokens of a row; who asks for more searches beams
 
 
@@ -69,7 +70,8 @@ class AskedGraphs:
     def __init__(self, steps: StepGraphs, slots: SlotsOnDevice, limits: Limits) -> None:
         self._steps = steps
         self._slots = slots
-        most_rows, device = limits.max_num_seqs, slots.device
+        self.row_sizes = tuple(size for size in steps.row_sizes if size <= MOST_ROWS)
+        most_rows, device = self.row_sizes[-1], slots.device
         most = min(MOST_ASKING, most_rows)
         self.sizes = (*(size for size in (4, 16) if size < most), most)
         self._layout = AskedLayout(most_rows, most)
@@ -123,9 +125,11 @@ class AskedGraphs:
             time.perf_counter() - started,
         )
 
-    def hold(self, sampling: SamplingRows) -> bool:
+    def hold(self, step: StepMap, sampling: SamplingRows) -> bool:
         """Whether they do all that a step's rows ask for."""
         wanted = sampling.wanted
+        if step.num_sampled > self.row_sizes[-1]:
+            return False
         if wanted.num_top > self._num_top or wanted.named is not None:
             return False
         return self._layout.holds(sampling.logits_processors, len(wanted))
@@ -138,7 +142,7 @@ class AskedGraphs:
         What grammars allow may still be computed on the host. The device waits for it, after all
         work that does not need it.
         """
-        num_rows, wanted = size_for(self._steps.row_sizes, step.num_sampled), sampling.wanted
+        num_rows, wanted = size_for(self.row_sizes, step.num_sampled), sampling.wanted
         processors = sampling.logits_processors.moved(step.places)
         written = self._written(staged, wanted.rows)
         words = self._layout.words(processors, step.places[wanted.rows], written)
@@ -202,7 +206,7 @@ class AskedGraphs:
 
     def _all_work(self, largest_only: bool = False) -> list[_Work]:
         """In an order in which each may run."""
-        by_rows = self._steps.row_sizes[-1:] if largest_only else self._steps.row_sizes[::-1]
+        by_rows = self.row_sizes[-1:] if largest_only else self.row_sizes[::-1]
         by_asking = self.sizes[-1:] if largest_only else self.sizes[::-1]
         kinds = (
             (_Kind.WIDEN, by_rows), (_Kind.LOGPROBS, by_asking), (_Kind.PENALTIES, by_asking),

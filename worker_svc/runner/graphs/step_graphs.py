@@ -160,6 +160,8 @@ class StepGraphs:
 
     def part_of(self, num_rows: int) -> VocabPart:
         """Where `logits` leaves those of so many rows, one of the row sizes."""
+        if num_rows not in self._logits:  # only the largest graphs are captured
+            self._rehearse_end(num_rows)
         return self._logits[num_rows]
 
     def samplers(self, num_rows: int) -> Tensor:
