@@ -227,6 +227,7 @@ def asked() -> list[tuple[str, list[RowSampling]]]:
         ("all logprobs", [LOGPROBS] * NUM_ASKED),
         ("all penalty", [PENALTY] * NUM_ASKED),
         ("all grammar", [GRAMMAR] * NUM_ASKED),
+        ("all JSON schema", [SCHEMA] * NUM_ASKED),
         ("all three", [ALL] * NUM_ASKED),
         ("all three, JSON schema", [replace(ALL, grammar=SCHEMA.grammar)] * NUM_ASKED),
     ]
