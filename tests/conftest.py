@@ -4,6 +4,7 @@ import atexit
 import gc
 import os
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,11 @@ os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 # The gateways of tests would require it, and no test knows it.
 os.environ.pop("PAGEWIRE_API_KEY", None)
+
+# Containers often set it, and then each of hundreds of processes compiles all that it imports. The
+# Makefile takes it away as well, before anything is imported.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 # A shell that starts this in the background has SIGINT ignored, and so would all that tests start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

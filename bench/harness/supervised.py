@@ -19,7 +19,7 @@ from pagewire.cli.launcher.services import MODULES
 
 START_S = 240.0
 STOP_S = 120.0
-_POLL_S = 0.02
+_POLL_S = 0.1  # each poll costs the processor some ms, and what starts needs it
 _PROBE_S = 1.0
 SERVICES = ("gateway", "scheduler", "worker")
 _MODULE_OF = {"worker": MODULES[0], "scheduler": MODULES[1], "gateway": MODULES[2]}

@@ -39,7 +39,10 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Images:
     _, _, code = script.read_text().partition("\n")
     script.write_text(f"#!/opt/pagewire/bin/python\n{code}")  # where images have it
     (environment.site_packages / "libraries.pth").write_text(f"{LIBRARIES}\n")
-    return Images(environment, Path(sysconfig.get_path("purelib")))
+    kernels = folder / "kernels"
+    kernels.mkdir()
+    kernels.chmod(0o1777)
+    return Images(environment, Path(sysconfig.get_path("purelib")), kernels)
 
 
 @pytest.fixture(scope="session")

@@ -111,9 +111,10 @@ class Product:
         if module in warm.LIBRARIES and not self.environ and not has_ranks:
             self.processes[name] = warm.start(module, spec.arguments, ROOT, path, environ)
             return
+        started = "tests.e2e.forks.ranks" if has_ranks and not self.environ else module
         with path.open("ab") as log:
             self.processes[name] = subprocess.Popen(
-                [sys.executable, "-m", module, *spec.arguments],
+                [sys.executable, "-m", started, *spec.arguments],
                 cwd=ROOT,
                 stdout=log,
                 stderr=log,

@@ -22,7 +22,7 @@ from tests.pace import patience
 # One stream at a time takes most of the time; what follows is computed together.
 # PAGEWIRE_ALL_TOKENS=1 runs 64 tokens both ways, in some minutes.
 IS_LONG = bool(os.environ.get("PAGEWIRE_ALL_TOKENS"))
-NUM_ALONE, NUM_TOKENS = (64, 64) if IS_LONG else (8, 24)
+NUM_ALONE, NUM_TOKENS = (64, 64) if IS_LONG else (4, 17)
 
 QUESTIONS = [
     "What is the capital of France?",

@@ -58,8 +58,9 @@ def test_kubernetes_knows_every_field(name: str, version: str) -> None:
     done = validated(version)
     for found in rendered(name):
         expected = UNKNOWN if found["apiVersion"] in PACKAGES else PASSED
-        lines = [line for line in done.stdout.splitlines() if file_of(found) in line]
-        assert len(lines) == 1 and lines[0].startswith(expected.format(file_of(found))), lines
+        file = file_of(found)
+        lines = [line for line in done.stdout.splitlines() if file in line]
+        assert len(lines) == 1 and lines[0].startswith(expected.format(file)), lines
     assert done.returncode == 0, done.stdout
 
 

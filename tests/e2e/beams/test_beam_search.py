@@ -146,18 +146,19 @@ def test_a_search_is_the_same_among_others_that_do_not_fit_and_when_the_worker_d
         crowded = [one.result() for one in searches]
     assert int(cramped.status().get("num_preemptions", 0)) > before
     with ThreadPoolExecutor(2) as pool:
-        running = pool.submit(search, sdk, prompt, beams, max_tokens=200)
+        running = pool.submit(search, sdk, prompt, beams, max_tokens=100)
         deadline = time.monotonic() + patience(60)
         done = int(cramped.status()["num_output_tokens"])
         while int(cramped.status()["num_output_tokens"]) < done + 40:
             assert time.monotonic() < deadline
+            time.sleep(0.01)
         worker = cramped.processes["worker_svc"]
         worker.kill()
         worker.wait()
         assert not running.done(), "too late to disturb it"
         cramped.start_worker()
         disturbed = running.result()
-    calm = search(sdk, prompt, beams, max_tokens=200)
+    calm = search(sdk, prompt, beams, max_tokens=100)
     for found, expected in [*((one, alone) for one in crowded), (disturbed, calm)]:
         for mine, theirs in zip(found, expected, strict=True):
             assert mine.cumulative_logprob == pytest.approx(theirs.cumulative_logprob, abs=1e-2)

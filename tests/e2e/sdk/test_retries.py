@@ -38,8 +38,10 @@ def stack(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     folder = tmp_path_factory.mktemp("sdk")
     model = Path(shutil.copytree(tiny_model, folder / "tiny"))
     (model / "chat_template.jinja").write_text(EFFORT + TOOL_TEMPLATE)
-    queue = ("--max-num-seqs", "4", "--max-waiting-requests", "1", "--policy", "priority")
-    with Product(model, folder, ("--threads", "1", "--kv-cache-gib", "0.2")) as running:
+    queue = ("--max-num-seqs", "4", "--max-waiting-requests", "3", "--policy", "priority")
+    # Of slow steps: requests still run when the gateway is to be killed, on any machine.
+    small = ("--threads", "1", "--kv-cache-gib", "0.2", "--failpoint", "slow@1:0.01")
+    with Product(model, folder, small) as running:
         running.start_worker()
         running.start_scheduler(*queue)
         running.start_gateway()
@@ -53,7 +55,7 @@ def client(stack: Product, monkeypatch: pytest.MonkeyPatch) -> Iterator[pagewire
     monkeypatch.setenv("PAGEWIRE_TARGET", f"127.0.0.1:{stack.grpc_port}")
     monkeypatch.setenv("PAGEWIRE_SCHEDULER", f"127.0.0.1:{stack.scheduler_port}")
     monkeypatch.setenv("PAGEWIRE_TIMEOUT_S", str(patience(120)))
-    monkeypatch.setenv("PAGEWIRE_MAX_RETRIES", "100")  # of 10 requests 5 find room
+    monkeypatch.setenv("PAGEWIRE_MAX_RETRIES", "100")  # of 10 requests 7 find room
     with pagewire.Client(resume_timeout_s=patience(60)) as made:
         made.wait_until_ready(patience(60))
         yield made

@@ -59,7 +59,7 @@ CASES = {
         "ignore_eos": False,
     },
 }
-NUM_TOKENS = 48
+NUM_TOKENS = 32
 
 
 @contextmanager
@@ -132,7 +132,7 @@ def test_what_repeats_is_drafted_and_comes_true(
     drafting: Product, expected: dict[str, pagewire.Completion]
 ) -> None:
     params = pagewire.SamplingParams(
-        temperature=0, max_tokens=200, ignore_eos=True, allowed_token_ids=FEW[:2]
+        temperature=0, max_tokens=100, ignore_eos=True, allowed_token_ids=FEW[:2]
     )
     with _client(drafting) as client:
         client.generate(REPEATING, params)
@@ -146,7 +146,7 @@ def test_what_repeats_is_drafted_and_comes_true(
 def test_drafts_change_no_token_among_others_and_when_the_worker_dies(
     drafting: Product, expected: dict[str, pagewire.Completion]
 ) -> None:
-    names = [name for name in CASES for _ in range(3)]
+    names = [name for name in CASES for _ in range(2)]
 
     def kill_once() -> None:
         before, deadline = _num_output(drafting), time.monotonic() + patience(120)

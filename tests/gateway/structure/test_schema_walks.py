@@ -71,7 +71,7 @@ def walk(
     token_ids: list[int] = []
     while len(token_ids) < MAX_TOKENS:
         mask = np.frombuffer(matcher.compute_bitmask(), np.uint8)
-        allowed = np.unpackbits(mask, bitorder="little")
+        allowed = np.unpackbits(mask, bitorder="little").view(bool)
         choices = [token_id for token_id in closing if allowed[token_id]]
         if not choices or dice.random() < 0.5:
             choices = np.flatnonzero(allowed).tolist()

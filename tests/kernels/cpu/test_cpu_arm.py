@@ -4,6 +4,7 @@ Needs the Debian packages gcc-aarch64-linux-gnu, libc6-dev-arm64-cross and qemu-
 """
 
 import functools
+import os
 import shutil
 import struct
 import subprocess
@@ -68,21 +69,29 @@ def run(
 
 
 @pytest.fixture(scope="module")
-def programs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, torch.dtype], Path]:
-    """The harness for an instruction set and a dtype, compiled once."""
-    folder = tmp_path_factory.mktemp("harness")
+def programs() -> Callable[[str, torch.dtype], Path]:
+    """The harness for an instruction set and a dtype, compiled once per machine like libraries."""
+    cache = build.cache_folder(os.environ) / "harness"
+    cache.mkdir(parents=True, exist_ok=True)
+    toolchain = build.Toolchain(COMPILER, HARNESS, cache)  # which links no OpenMP runtime
 
     @functools.cache
     def compiled(name: str, dtype: torch.dtype) -> Path:
-        path = folder / f"{name}-{dtype}"
-        (flags,) = (one.flags for one in isa.ISAS if one.name == name)
-        subprocess.run(
-            [
-                COMPILER, *build.FLAGS, *flags, STORED[dtype], "-static", f"-I{SOURCE.parent}",
-                str(HARNESS), "-lm", "-o", str(path),
-            ],
-            check=True, timeout=patience(300), stderr=subprocess.DEVNULL,
-        )  # fmt: skip
+        (own,) = (one.flags for one in isa.ISAS if one.name == name)
+        flags = (*own, STORED[dtype], "-static")
+        # Of all that is compiled: the kernels' source and headers, and the harness.
+        keys = [build._key(source, flags, toolchain) for source in (SOURCE, HARNESS)]
+        path = cache / "-".join(keys)
+        if not path.exists():
+            made = cache / f".build-{os.getpid()}"
+            subprocess.run(
+                [
+                    COMPILER, *build.FLAGS, *flags, f"-I{SOURCE.parent}", str(HARNESS), "-lm",
+                    "-o", str(made),
+                ],
+                check=True, timeout=patience(300), stderr=subprocess.DEVNULL,
+            )  # fmt: skip
+            made.rename(path)
         return path
 
     return compiled

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from functools import cache
 
 import pytest
 
@@ -49,6 +50,19 @@ def serve(
     return server.serve(arrivals)
 
 
+@cache
+def without_drafts(
+    slower: int = 1, step_time: StepTime = FLAT, lookahead: int = 1, **limits: int
+) -> ServedWorkload:
+    """The crowd, served without drafts: what each method is compared with."""
+    return serve(slowed(slower), None, step_time, lookahead, **limits)
+
+
+def slowed(slower: int) -> list[Arrival]:
+    """The crowd, so many times as far apart."""
+    return [arrival.at(slower * arrival.arrival_s) for arrival in CROWD]
+
+
 def told(served: ServedWorkload) -> tuple[WorkloadSummary, DraftSummary]:
     summary = summarize(served)
     assert summary.drafts is not None
@@ -80,8 +94,8 @@ def test_what_never_comes_true_costs_what_it_takes_to_find_out(
     method: Method, step_time: StepTime, lookahead: int
 ) -> None:
     slower = 20 if step_time is FLAT else 300  # a queue would make more of each second
-    calm = [arrival.at(slower * arrival.arrival_s) for arrival in CROWD]
-    off = serve(calm, None, step_time, lookahead)
+    calm = slowed(slower)
+    off = without_drafts(slower, step_time, lookahead)
     on = serve(calm, drafting(0.0, method), step_time, lookahead)
     _, drafts = told(on)
     assert drafts.num_accepted_tokens == 0
@@ -101,8 +115,8 @@ def test_drafts_that_cost_more_than_they_bring_are_not_made(method: Method) -> N
 
 @ANY_METHOD
 @pytest.mark.parametrize("limits", [{}, {"num_blocks": 60}, {"max_num_seqs": 3}])
-def test_every_output_is_as_long_as_without(method: Method, limits: dict[str, object]) -> None:
-    off, on = (serve(CROWD, s, **limits) for s in (None, drafting(0.8, method)))
+def test_every_output_is_as_long_as_without(method: Method, limits: dict[str, int]) -> None:
+    off, on = without_drafts(**limits), serve(CROWD, drafting(0.8, method), **limits)
     assert [o.num_tokens for o in on.outcomes] == [a.output_tokens for a in CROWD]
     assert [o.num_tokens for o in on.outcomes] == [o.num_tokens for o in off.outcomes]
     assert {o.reason for o in on.outcomes} == {FinishReason.LENGTH}

@@ -60,16 +60,6 @@ OPTIONS = {
     "--max-model-len": str(WORKER_CONFIG.max_model_len),
     "--rank-timeout-s": str(RANK_TIMEOUT_S),
 }
-# `python -m worker_svc`, whose supervisor has the ranks' modules at its first start too, not only
-# where it starts ranks again: an import of torch for a group in place of three.
-PROGRAM = """
-import sys
-from worker_svc import __main__ as worker, config
-from worker_svc.ranks import supervisor
-config.prepare_environment()
-supervisor._import_ahead()
-worker.exit_at_once(worker.main(sys.argv[1:]))
-"""
 
 
 @dataclass
@@ -118,7 +108,7 @@ def start_group(
     arguments = [part for pair in options.items() for part in pair]
     with log_path.open("wb") as log:
         process = subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, *arguments],
+            [sys.executable, "-m", "tests.e2e.forks.ranks", *arguments],
             cwd=REPOSITORY,
             stderr=log,
             env=os.environ | {"OMP_NUM_THREADS": "1"},

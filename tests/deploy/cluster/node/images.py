@@ -12,6 +12,7 @@ from tests.deploy.images.dockerfile import NAMES, read
 from tests.packaging.wheels import Environment
 
 LIBRARIES = "/opt/libraries"  # not where they are: a volume may hide that, as `/tmp` does
+KERNELS = "/kernels"  # one cache for all workers: compiling takes longer than the rest of a start
 
 
 class NoImage(Exception):
@@ -43,6 +44,7 @@ class Images:
 
     environment: Environment
     libraries: Path  # of other distributions; the environment's path has LIBRARIES
+    kernels: Path  # a folder to which every user may write
     # Steps of a tiny model take no time. With this, streams last as long as those of a real one,
     # and the cores are free for what is tested.
     worker_options: tuple[str, ...] = ("--failpoint=slow@1:0.2",)
@@ -58,12 +60,13 @@ class Images:
         binds = roots.base(with_programs=stage.base != "scratch")
         binds[str(self.environment.folder)] = "/opt/pagewire"
         binds[str(self.libraries)] = LIBRARIES
-        options = self.worker_options if named.startswith("worker") else ()
+        is_worker = named.startswith("worker")
+        binds |= {str(self.kernels): KERNELS} if is_worker else {}
         return Image(
             tuple(stage.last("ENTRYPOINT").words),
-            stage.variables,
+            stage.variables | ({"PAGEWIRE_CACHE": KERNELS} if is_worker else {}),
             int(user),
             int(group or user),
             binds,
-            options,
+            self.worker_options if is_worker else (),
         )
