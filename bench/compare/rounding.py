@@ -28,7 +28,7 @@ CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True, slots=True)
-class Quality:
+class RoundingQuality:
     """One rounding on one text."""
 
     quantization: str
@@ -36,7 +36,7 @@ class Quality:
     agreement: float  # with the model as it is, 0 to 1
 
 
-def measure(folder: Path, token_ids: Sequence[int], dtype: torch.dtype) -> list[Quality]:
+def measure(folder: Path, token_ids: Sequence[int], dtype: torch.dtype) -> list[RoundingQuality]:
     """All kinds, the model as it is first."""
     ids = torch.tensor(token_ids)
     expected: Tensor | None = None
@@ -48,7 +48,7 @@ def measure(folder: Path, token_ids: Sequence[int], dtype: torch.dtype) -> list[
         expected = best if expected is None else expected
         loss = torch.nn.functional.cross_entropy(logits, ids[1:])
         agreement = (best == expected).float().mean()
-        found.append(Quality(name, float(loss.exp()), float(agreement)))
+        found.append(RoundingQuality(name, float(loss.exp()), float(agreement)))
     return found
 
 

@@ -2,7 +2,7 @@
  *
  * What the CPU multiplies decides how a word holds its integers, and what is added to them:
  *
- *     quads   four signed bytes of weights by four unsigned bytes of inputs, in one instruction
+ *     quads   four signed bytes of weights by four bytes of inputs, in one instruction
  *     pairs   of 16 bits; 4 bits as unsigned bytes by signed ones, whose sums fit 16 bits for a while
  *     floats  float32, which holds all these sums exactly
  */
@@ -13,7 +13,7 @@
 
 enum {
 #if defined(MULTIPLIES_INTEGERS)
-    INTEGER_STRIP = LANES == 16 ? 8 : 4, /* rows whose sums are in registers */
+    INTEGER_STRIP = LANES == 16 ? 8 : LANES == 8 ? 4 : STRIP, /* rows whose sums are in registers */
 #else
     INTEGER_STRIP = STRIP,
 #endif
@@ -63,6 +63,14 @@ INLINED ivec quad_of(uvec word, const int half, const int bits, uvec zeros) {
     return (ivec)((bytes)eighths - (bytes)zeros);
 }
 
+INLINED ivec add_quads(ivec sum, ivec weights, ivec x) {
+#if defined(__AVX512VNNI__)
+    return (ivec)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)x, (__m512i)weights);
+#else
+    return (ivec)vdotq_s32((int32x4_t)sum, (int8x16_t)weights, (int8x16_t)x);
+#endif
+}
+
 /* part += x times a group. */
 INLINED void add_integers(const int rows, const int vecs, const int bits, const gemm *p,
                           const char *words, const uvec *zeros, const char *x,
@@ -81,8 +89,7 @@ INLINED void add_integers(const int rows, const int vecs, const int bits, const 
                 ivec four = repeated(x + r * p->inputs + 4 * half);
 #pragma GCC unroll 4
                 for (int v = 0; v < vecs; v++)
-                    part[r][v] = (ivec)_mm512_dpbusd_epi32((__m512i)part[r][v], (__m512i)four,
-                                                           (__m512i)weights[v]);
+                    part[r][v] = add_quads(part[r][v], weights[v], four);
             }
         }
     }

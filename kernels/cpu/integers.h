@@ -102,7 +102,7 @@ INLINED vec excess_of(const int bits, const char *zeros) {
 
 /* Where the sum of a group begins: less the addend of inputs. */
 INLINED sum_vec start_of(const char *sums) {
-#if defined(MULTIPLIES_QUADS)
+#if defined(__AVX512VNNI__)
     __m256i stored;
     memcpy(&stored, sums, sizeof stored);
     return (sum_vec)_mm512_cvtepi16_epi32(stored) * -ADDED;
@@ -162,7 +162,7 @@ INLINED void add_integer_group(const int rows, const int vecs, const int bits,
     for (int v = 0; v < vecs; v++) {
         long n = t->first + v * LANES;
         sum_vec start = start_of(block + sums_at(p) + 2 * n);
-        zeros[v] = ADDED && bits == 4 ? repeated_zeros(block + zeros_at(p) + n) : (uvec){};
+        zeros[v] = !has_excess(bits) && bits == 4 ? repeated_zeros(block + zeros_at(p) + n) : (uvec){};
 #pragma GCC unroll 8
         for (int r = 0; r < rows; r++) part[r][v] = start;
     }
@@ -198,7 +198,7 @@ INLINED void run_integer_strip(const int rows, const int bits, const integer_til
 INLINED void integer_strip(long rows, const int bits, const integer_tile *t) {
     switch (rows) {
         INTEGER_CASE(1) INTEGER_CASE(2) INTEGER_CASE(3) INTEGER_CASE(4)
-#if LANES == 16 || !defined(MULTIPLIES_INTEGERS)
+#if LANES != 8
         INTEGER_CASE(5) INTEGER_CASE(6)
 #endif
 #if LANES == 16

@@ -55,6 +55,7 @@ ISAS = (
     ),
     ISA("avx512", _AVX512, _X86, _AVX512_NEEDS),
     ISA("avx2", (*_AVX2, "-mprefer-vector-width=256"), _X86, _AVX2_NEEDS),
+    ISA("dotprod", ("-march=armv8.2-a+dotprod",), _ARM, frozenset({"asimddp"})),
     ISA("neon", (), _ARM),
     ISA("plain", ("-DPLAIN",), ()),
 )

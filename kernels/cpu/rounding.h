@@ -13,17 +13,17 @@
 
 #include "vectors.h"
 
-#if defined(__AVX512VNNI__)
+#if defined(__AVX512VNNI__) || (defined(__ARM_FEATURE_DOTPROD) && !defined(PLAIN))
 #define MULTIPLIES_QUADS
 #endif
-#if defined(__AVX2__)
+#if defined(__AVX2__) || defined(MULTIPLIES_QUADS)
 #define MULTIPLIES_INTEGERS
 #endif
 
 enum {
     LARGEST_INTEGER = 127,
-#if defined(MULTIPLIES_QUADS)
-    ADDED = 128, /* to what is stored */
+#if defined(__AVX512VNNI__)
+    ADDED = 128, /* to what is stored, which is unsigned */
 #else
     ADDED = 0,
 #endif

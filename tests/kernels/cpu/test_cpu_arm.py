@@ -126,6 +126,7 @@ def test_gemms_of_integers(
     assert_close(out.view(rows, outputs), x.double() @ weight.dequantized().double().T)
 
 
+@pytest.mark.parametrize("run", ["dotprod", "neon", "plain"], indirect=True)
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("rows", [1, 13])
 def test_gemms_of_integers_and_rounded_rows(run: Emulated, rows: int, bits: int) -> None:

@@ -41,6 +41,7 @@ def test_an_instruction_set_that_is_not_here_is_refused_by_name() -> None:
         ("x86_64", f"{AVX512} avx512_bf16", "avx512"),
         ("x86_64", f"{AVX512} avx512_bf16 avx512_vnni", "avx512bf16"),
         ("aarch64", "fp asimd", "neon"),
+        ("aarch64", "fp asimd asimddp", "dotprod"),
         ("riscv64", "", "plain"),
     ],
 )
