@@ -15,7 +15,7 @@ import os
 import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 import torch
 from torch import Tensor
@@ -28,7 +28,14 @@ from kernels.quantized.grouped import GroupedWeight
 LAYER = ((960, 576), (576, 576), (3072, 576), (576, 1536))
 HEAD = (49152, 576)
 NUM_LAYERS = 30
-FORMATS = {"float": 0, "8 bits": 8, "4 bits": 4}
+# Bits of a weight, 0: float numbers; whether rows are rounded to 8 bits.
+FORMATS = {
+    "float": (0, False),
+    "8 bits": (8, False),
+    "4 bits": (4, False),
+    "8 by 8": (8, True),
+    "4 by 8": (4, True),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,20 +56,23 @@ def drawn(shape: tuple[int, int], bits: int, group: int) -> GroupedWeight:
     return GroupedWeight(integers, scales, -scales * 2 ** (bits - 1), bits)
 
 
-def packed(compiled: Library, shape: tuple[int, int], bits: int, group: int) -> PackedLinear:
+def packed(
+    compiled: Library, shape: tuple[int, int], bits: int, group: int, rounds_rows: bool
+) -> PackedLinear:
     """A random weight in the library's layout; no bits: float numbers."""
     if bits:
-        return compiled.pack_groups(drawn(shape, bits, group), None)
+        weight = replace(drawn(shape, bits, group), rounds_rows=rounds_rows)
+        return compiled.pack_groups(weight, None)
     return compiled.pack(torch.randn(shape).to(compiled.dtype), None)
 
 
 class Step:
     """All products of one step."""
 
-    def __init__(self, compiled: Library, bits: int, group: int) -> None:
+    def __init__(self, compiled: Library, bits: int, group: int, rounds_rows: bool) -> None:
         shapes = [*LAYER * NUM_LAYERS, HEAD]
         self._library = compiled
-        self._weights = [packed(compiled, shape, bits, group) for shape in shapes]
+        self._weights = [packed(compiled, shape, bits, group, rounds_rows) for shape in shapes]
         self.num_bytes = sum(one.weight.nbytes for one in self._weights)
 
     def pass_ms(self, inputs: dict[int, Tensor], outputs: dict[int, Tensor]) -> float:
@@ -113,7 +123,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     compiled = library.load(dtype, {**os.environ, isa.VARIABLE: options.isa})
     if compiled is None:
         raise SystemExit("no C kernels: a C compiler is needed")
-    steps = {name: Step(compiled, bits, options.group) for name, bits in FORMATS.items()}
+    steps = {
+        name: Step(compiled, bits, options.group, rounds_rows)
+        for name, (bits, rounds_rows) in FORMATS.items()
+    }
     print(f"{options.dtype}, {compiled.isa}, one thread, groups of {options.group}")
     print(f"{'weights':<10}{'rows':>6}{'MB':>8}{'least ms':>10}{'median ms':>11}{'GB/s':>7}")
     for rows in options.rows:

@@ -14,7 +14,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-#include "vectors.h"
+#include "rounding.h"
 
 #if defined(BFLOAT16) && defined(__AVX512BF16__)
 #define MULTIPLIES_PAIRS
@@ -63,6 +63,7 @@ typedef struct {
     long group;         /* inputs that share a scale and an offset; 0: float numbers */
     int bits;           /* of an integer: 4 or 8 */
     int has_half_scales; /* scales and offsets are float16, else float32 */
+    int rounds_inputs;   /* group by group: rounding.h */
 } gemm;
 
 /* ---- inputs ----------------------------------------------------------------------------------- */
@@ -71,6 +72,7 @@ INLINED long input_stride(const gemm *p) { return ceil_div(p->inputs, GROUP) * G
 
 /* Bytes of a row's copy that the GEMM reads; 0 if it reads the row itself. */
 INLINED long copy_bytes(const gemm *p) {
+    if (p->rounds_inputs) return p->inputs * integer_bytes(p->bits);
     bool is_copied = sizeof(input) != sizeof(scalar) || input_stride(p) != p->inputs;
     return is_copied ? input_stride(p) * sizeof(input) : 0;
 }
@@ -91,8 +93,19 @@ static void copy_inputs(const scalar *x, input *to, long begin, long end, long s
 typedef struct {
     const gemm *p; /* NULL: nothing */
     void *copy;    /* [rows, input_stride], if copy_bytes */
-    float *totals; /* [rows, K / group], sums over the inputs of a group, if there are groups */
+    float *totals; /* [rows, K / group], sums over the inputs of a group, if there are groups;
+                      rounded_group for each, if inputs are rounded */
 } prepared;
+
+/* Rounds elements [begin, end) of a row, which begin with a group. */
+static void prepare_rounded(const scalar *x, const prepared *to, long row, long begin, long end) {
+    const gemm *p = to->p;
+    long size = integer_bytes(p->bits);
+    rounded_group *groups = (rounded_group *)to->totals + row * p->inputs / p->group;
+    char *integers = (char *)to->copy + row * p->inputs * size;
+    for (long i = begin; i < end; i += p->group)
+        groups[i / p->group] = round_group(x + i, p->group, size, integers + i * size);
+}
 
 /* Prepares elements [begin, end) of a row, which begin with a group. */
 static void prepare(const scalar *x, const prepared *to, long row, long begin, long end) {
@@ -100,6 +113,10 @@ static void prepare(const scalar *x, const prepared *to, long row, long begin, l
     if (!p) return;
     long size = p->inputs, stride = input_stride(p), group = p->group;
     x += row * size;
+    if (p->rounds_inputs) {
+        prepare_rounded(x, to, row, begin, end);
+        return;
+    }
     if (copy_bytes(p)) copy_inputs(x, (input *)to->copy + row * stride, begin, end, size, stride);
     for (long i = begin; group && i < end; i += group) {
         vec total = {};

@@ -47,9 +47,15 @@ class ISA:
 
 # In descending order of speed.
 ISAS = (
-    ISA("avx512bf16", (*_AVX512, "-mavx512bf16"), _X86, _AVX512_NEEDS | {"avx512_bf16"}),
+    ISA(
+        "avx512bf16",
+        (*_AVX512, "-mavx512bf16", "-mavx512vnni"),
+        _X86,
+        _AVX512_NEEDS | {"avx512_bf16", "avx512_vnni"},
+    ),
     ISA("avx512", _AVX512, _X86, _AVX512_NEEDS),
     ISA("avx2", (*_AVX2, "-mprefer-vector-width=256"), _X86, _AVX2_NEEDS),
+    ISA("dotprod", ("-march=armv8.2-a+dotprod",), _ARM, frozenset({"asimddp"})),
     ISA("neon", (), _ARM),
     ISA("plain", ("-DPLAIN",), ()),
 )

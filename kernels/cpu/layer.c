@@ -23,7 +23,9 @@ long lanes(void) { return LANES; }
 long packed_size(long outputs, long inputs) { return packed_elements(outputs, inputs); }
 
 /* Bytes of packed integers; `p` has sizes and a format, but no weight yet. */
-long packed_groups_size(const gemm *p) { return grouped_bytes(p); }
+long packed_groups_size(const gemm *p) {
+    return p->rounds_inputs ? integer_bytes_of(p) : grouped_bytes(p);
+}
 
 /* Bytes of a row's copy that the GEMM reads; 0 if it reads the row itself. */
 long copy_size(const gemm *p) { return copy_bytes(p); }
@@ -33,17 +35,23 @@ void pack(const scalar *weight, scalar *packed, long outputs, long inputs, int t
     pack_part(weight, packed, outputs, inputs, this_thread());
 }
 
-/* integers [N, K]; scales and offsets [N, K / group] of the type that `p` names. */
+/* integers [N, K]; scales and offsets [N, K / group] of the type that `p` names, or zero points in
+ * bytes in place of offsets if inputs are rounded. */
 void pack_groups(const gemm *p, const uint8_t *integers, const void *scales, const void *offsets,
                  void *packed, int threads) {
 #pragma omp parallel num_threads(threads)
-    pack_groups_part(p, integers, scales, offsets, packed, this_thread());
+    {
+        if (p->rounds_inputs)
+            pack_integers_part(p, integers, scales, offsets, packed, this_thread());
+        else
+            pack_groups_part(p, integers, scales, offsets, packed, this_thread());
+    }
 }
 
 static inline bool is_prepared(const gemm *p) { return p->group || copy_bytes(p); }
 
-/* `copy` has space for rows of copy_size bytes; `totals` for rows of K / group numbers, if the
- * weight has groups. */
+/* `copy` has space for rows of copy_size bytes; `totals` for rows of K / group numbers if the weight
+ * has groups, twice as many if inputs are rounded. */
 void linear(const gemm *p, const scalar *x, void *copy, float *totals, scalar *out,
             float *out_floats, long rows, int threads) {
     prepared to = {p, copy, totals};

@@ -46,6 +46,7 @@ class GemmArguments(ctypes.Structure):
         ("group", c_long),
         ("bits", c_int),
         ("has_half_scales", c_int),
+        ("rounds_inputs", c_int),
     )
 
 
@@ -121,10 +122,11 @@ class PackedLinear:
         return int(self.arguments.outputs)
 
     @property
-    def num_groups(self) -> int:
-        """Groups of an output; 0 for float numbers."""
+    def num_totals(self) -> int:
+        """Numbers that a GEMM needs of a row's groups of inputs; 0 for float numbers."""
         group = int(self.arguments.group)
-        return self.num_inputs // group if group else 0
+        each = 2 if self.arguments.rounds_inputs else 1
+        return each * self.num_inputs // group if group else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +184,8 @@ class Library:
     def pack_groups(self, weight: GroupedWeight, bias: Tensor | None) -> PackedLinear:
         """Copies integers [N, K] into the layout of the library's GEMM.
 
-        Their products are those of the numbers that they stand for, not rounded to the dtype;
+        Their products are those of the numbers that they stand for, not rounded to the dtype. Rows
+        are rounded to 8 bits, group by group, if the weight is made for it and has zero points.
         `supports_groups` says which weights can be packed. Raises ValueError for others.
         """
         if not supports_groups(weight):
@@ -192,13 +195,17 @@ class Library:
             self._check(bias, (num_outputs,))
         group = largest_group(weight.group)
         weight = weight.regrouped(weight.bits, group)
+        zeros = weight.zeros() if weight.rounds_rows else None
         integers, scales, offsets = weight.integers.contiguous(), weight.scales, weight.offsets
-        is_half = all(torch.equal(x.half().float(), x) for x in (scales, offsets))
+        of_type = (scales,) if zeros is not None else (scales, offsets)
+        is_half = all(torch.equal(x.half().float(), x) for x in of_type)
         if is_half:
             scales, offsets = scales.half(), offsets.half()
+        offsets = offsets if zeros is None else zeros
         arguments = GemmArguments(
-            None, _at(bias), num_inputs, num_outputs, group, weight.bits, is_half
-        )
+            None, _at(bias), num_inputs, num_outputs, group, weight.bits, is_half,
+            zeros is not None,
+        )  # fmt: skip
         packed = torch.empty(self._packed_groups_size(arguments), dtype=torch.uint8)
         scales, offsets = scales.contiguous(), offsets.contiguous()
         self._pack_groups(
@@ -211,9 +218,9 @@ class Library:
     def scratch(self, rows: int, *packed: PackedLinear) -> Scratch:
         """Memory for one of these GEMMs at a time, with this number of rows."""
         size = max(self._copy_size(one.arguments) for one in packed)
-        num_groups = max(one.num_groups for one in packed)
+        num_totals = max(one.num_totals for one in packed)
         copy = torch.empty(rows * size, dtype=torch.uint8) if size else None
-        return Scratch(copy, torch.empty(rows * num_groups) if num_groups else None)
+        return Scratch(copy, torch.empty(rows * num_totals) if num_totals else None)
 
     def linear(self, x: Tensor, packed: PackedLinear, out: Tensor) -> Tensor:
         """x [T, K] @ W.T + b -> out [T, N], of the library's dtype or float32."""

@@ -4,12 +4,17 @@
 
 #include "gemm.h"
 #include "grouped.h"
+#include "integers.h"
 
 /* sums = `count` rows of x, from `begin` on, times the panel of outputs from `first` on. */
 static void multiply_rows(const gemm *p, const void *x, const float *totals, long begin,
                           long count, long first, float (*sums)[PANEL]) {
     long stride = input_stride(p);
-    if (p->group)
+    if (p->rounds_inputs)
+        multiply_integer_panel(p, first / PANEL, (const char *)x + begin * copy_bytes(p),
+                               (const rounded_group *)totals + begin * (stride / p->group), count,
+                               sums);
+    else if (p->group)
         multiply_grouped_panel(p, first / PANEL, (const input *)x + begin * stride,
                                totals + begin * (stride / p->group), count, sums);
     else

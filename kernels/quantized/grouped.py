@@ -5,13 +5,15 @@ compressed-tensors. A kernel packs it further for its device.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 import torch
 from torch import Tensor
 
 BITS = (4, 8)
+ZERO_UNITS = {4: 8, 8: 1}  # of a step, in which zero points of weights for rounded rows are counted
+MIDDLE = 128  # the zero point of 8 bits
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +24,7 @@ class GroupedWeight:
     scales: Tensor  # [N, K / group] float32
     offsets: Tensor  # [N, K / group] float32
     bits: int  # 4 or 8
+    rounds_rows: bool = False  # it is made for rows that are rounded to 8 bits, too
 
     def __post_init__(self) -> None:
         """Raises ValueError naming what does not fit."""
@@ -56,6 +59,20 @@ class GroupedWeight:
         values = groups * self.scales.unsqueeze(-1) + self.offsets.unsqueeze(-1)
         return values.view(self.shape).to(dtype)
 
+    def zeros(self) -> Tensor | None:
+        """Zero points [N, K / group] uint8, by bits in ZERO_UNITS; None if offsets are no such.
+
+        Those of 8 bits are all MIDDLE, those of 4 bits below 16 steps.
+        """
+        units = ZERO_UNITS[self.bits]
+        if self.bits == 8:
+            zeros = torch.full_like(self.scales, MIDDLE)
+        else:
+            zeros = (self.offsets / self.scales).mul_(-units).round_().nan_to_num_(0)
+            zeros.clamp_(0, (2**self.bits - 1) * units)
+        is_same = torch.equal(offsets_of(zeros, self.scales, self.bits), self.offsets)
+        return zeros.to(torch.uint8) if is_same else None
+
     def regrouped(self, bits: int, group: int) -> "GroupedWeight":
         """The same values with more bits or in smaller groups. Raises ValueError for fewer."""
         if bits < self.bits or self.group % group:
@@ -64,22 +81,22 @@ class GroupedWeight:
         repeats = self.group // group
         scales = self.scales.repeat_interleave(repeats, dim=1)
         offsets = self.offsets.repeat_interleave(repeats, dim=1)
-        return GroupedWeight(self.integers, scales, offsets, bits)
+        return replace(self, scales=scales, offsets=offsets, bits=bits)
 
     def to(self, device: torch.device) -> "GroupedWeight":
         """The same weight on a device."""
         scales, offsets = self.scales.to(device), self.offsets.to(device)
-        return GroupedWeight(self.integers.to(device), scales, offsets, self.bits)
+        return replace(self, integers=self.integers.to(device), scales=scales, offsets=offsets)
 
     def rows(self, begin: int, end: int) -> "GroupedWeight":
         """Outputs [begin, end) as views."""
         part = slice(begin, end)
-        return GroupedWeight(self.integers[part], self.scales[part], self.offsets[part], self.bits)
+        return self._of(self.integers[part], self.scales[part], self.offsets[part])
 
     def select(self, outputs: Tensor) -> "GroupedWeight":
         """Copies of the outputs with these indices [M], of any integer type."""
         integers, scales = self.integers[outputs], self.scales[outputs]
-        return GroupedWeight(integers, scales, self.offsets[outputs], self.bits)
+        return self._of(integers, scales, self.offsets[outputs])
 
     def columns(self, begin: int, end: int) -> "GroupedWeight":
         """Inputs [begin, end), cut at groups. Raises ValueError for another cut."""
@@ -89,7 +106,7 @@ class GroupedWeight:
             self.integers[:, begin:end],
             slice(begin // self.group, end // self.group),
         )
-        return GroupedWeight(integers, self.scales[:, groups], self.offsets[:, groups], self.bits)
+        return self._of(integers, self.scales[:, groups], self.offsets[:, groups])
 
     @classmethod
     def concatenated(cls, parts: Sequence[Self]) -> "GroupedWeight":
@@ -101,4 +118,13 @@ class GroupedWeight:
             torch.cat([part.scales for part in alike]),
             torch.cat([part.offsets for part in alike]),
             bits,
+            all(part.rounds_rows for part in parts),
         )
+
+    def _of(self, integers: Tensor, scales: Tensor, offsets: Tensor) -> "GroupedWeight":
+        return replace(self, integers=integers, scales=scales, offsets=offsets)
+
+
+def offsets_of(zeros: Tensor, scales: Tensor, bits: int) -> Tensor:
+    """Offsets for zero points in ZERO_UNITS."""
+    return zeros.mul(-1 / ZERO_UNITS[bits]).mul_(scales)

@@ -24,6 +24,7 @@ PAIRS = {
     "avx512bf16": "bfloat16",
     "avx512": "float32",
     "avx2": "float16",
+    "dotprod": "bfloat16",
     "neon": "float16",
     "plain": "float32",
 }

@@ -19,11 +19,16 @@ from kernels.cpu.library import (
     StreamArguments,
     supports_groups,
 )
+from kernels.quantized.grouped import GroupedWeight
+from kernels.quantized.rounding import quantized
 from worker_svc.attention.batch import AttentionBatch, HeadLayout
 from worker_svc.attention.kv_cache import KVCache
 from worker_svc.models.config import ModelConfig
+from worker_svc.models.cpu_weights import ROWS_AT_ONCE
 from worker_svc.models.layers import MLP, Attention, RMSNorm
 from worker_svc.models.linear import Linear
+from worker_svc.models.weights import WeightError
+from worker_svc.quantization.online import Rounding
 
 
 def supports(config: ModelConfig) -> bool:
@@ -32,15 +37,31 @@ def supports(config: ModelConfig) -> bool:
     return config.head_dim <= MAX_HEAD_DIM and heads_per_kv_head <= MAX_HEADS_PER_KV_HEAD
 
 
-def packed(library: Library, linear: Linear) -> PackedLinear:
-    """Moves the weight to the kernels' layout: integers, if it has them, else float numbers."""
+def packed(library: Library, linear: Linear, rounding: Rounding | None = None) -> PackedLinear:
+    """Moves the weight to the kernels' layout: integers, if it has them, else float numbers.
+
+    Float numbers become integers with `rounding`. Raises WeightError if they cannot.
+    """
     grouped = linear.grouped
+    if grouped is None and rounding is not None:
+        grouped = _rounded(linear.weight, rounding)
     if grouped is not None and supports_groups(grouped):
         moved = library.pack_groups(grouped, linear.bias)
     else:
         moved = library.pack(linear.weight, linear.bias)
     linear.drop_weight()
     return moved
+
+
+def _rounded(weight: Tensor, rounding: Rounding) -> GroupedWeight:
+    try:
+        parts = [
+            quantized(rows, rounding.bits, rounding.group)
+            for rows in torch.split(weight, ROWS_AT_ONCE)
+        ]
+    except ValueError as error:
+        raise WeightError(f"lm_head.{error}") from None
+    return GroupedWeight.concatenated(parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,20 +108,21 @@ class CompiledDecoder:
         eps: float,
         heads: HeadLayout,
         cos_sin: Tensor,
+        head_rounding: Rounding | None,
     ) -> None:
         self._library = library
         self._layers = layers
         self._final_norm = final_norm
-        self._head = packed(library, head)
+        self._head = packed(library, head, head_rounding)
         self._eps = eps
         self._heads = heads
         self._cos_sin = cos_sin  # [P, D] float32
         next_norms = [layer.input_norm for layer in layers[1:]] + [final_norm]
         next_qkvs = [layer.qkv.arguments for layer in layers[1:]] + [GemmArguments()]
-        # One GEMM of each kind and group: layers may differ in their integers' formats.
+        # One GEMM of each kind and format: layers may differ in that of their integers.
         self._kinds = list(
             {
-                (one.num_inputs, one.num_groups): one
+                (one.num_inputs, one.num_totals, int(one.arguments.bits)): one
                 for layer in layers
                 for one in (layer.qkv, layer.o, layer.gate_up, layer.down)
             }.values()

@@ -35,6 +35,7 @@ from worker_svc.models.weights import Filling, load_weights
 from worker_svc.parallel.group import ALONE, Group
 from worker_svc.parallel.vocab_part import VocabPart
 from worker_svc.process.host_memory import HostPeak
+from worker_svc.quantization.online import head_rounding
 from worker_svc.quantization.scheme import Quantization
 
 if TYPE_CHECKING:
@@ -228,6 +229,7 @@ class Decoder:
             self.config.rms_norm_eps,
             self.heads,
             self._cos_sin,
+            head_rounding(self.config.quantization),
         )
 
     def _fuse(self) -> "FusedDecoder":

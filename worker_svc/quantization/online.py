@@ -12,13 +12,14 @@ from worker_svc.quantization.scheme import (
     MIN_CAPABILITY,
     PLAIN,
     DamagedWeight,
+    Quantization,
     RankCut,
     Scheme,
     StoredWeight,
     TensorSpec,
 )
 
-GROUP = 32  # columns that share a scale and an offset
+GROUP = 32  # columns that share a scale and a zero point
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,18 +57,33 @@ class RoundedIntegers:
 
 
 @dataclass(frozen=True, slots=True)
+class Rounding:
+    """How float numbers become integers."""
+
+    bits: int
+    group: int
+
+
+@dataclass(frozen=True, slots=True)
 class Online:
-    """The same scheme for all layers but the head."""
+    """The same scheme for all layers but the head, which is loaded as it is."""
 
     label: str
     layer: Scheme
+    head: Rounding | None = None  # where the C kernels multiply it
 
     def scheme(self, name: str) -> Scheme:
         return PLAIN if name == LM_HEAD else self.layer
 
 
+HEAD = Rounding(8, GROUP)
 ONLINE = {
     "fp8": Online("fp8 at load, channel", RoundedFloat8()),
-    "int8": Online(f"int8 at load, group {GROUP}", RoundedIntegers(8)),
-    "int4": Online(f"int4 at load, group {GROUP}", RoundedIntegers(4)),
+    "int8": Online(f"int8 at load, group {GROUP}", RoundedIntegers(8), HEAD),
+    "int4": Online(f"int4 at load, group {GROUP}", RoundedIntegers(4), HEAD),
 }
+
+
+def head_rounding(quantization: Quantization | None) -> Rounding | None:
+    """How the C kernels round a head of float numbers; None: not at all."""
+    return quantization.head if isinstance(quantization, Online) else None

@@ -2,6 +2,7 @@
 
 import functools
 import os
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor
 
 from kernels.cpu import isa
 from kernels.cpu.library import Library, load
-from kernels.quantized.grouped import GroupedWeight
+from kernels.quantized.grouped import MIDDLE, GroupedWeight, offsets_of
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 COMBINATIONS = [
@@ -51,6 +52,29 @@ def drawn_groups(
     if has_half_scales:
         scales, offsets = scales.half().float(), offsets.half().float()
     return GroupedWeight(integers, scales, offsets, bits)
+
+
+def whole_numbers(dtype: torch.dtype, rows: int, inputs: int, group: int) -> Tensor:
+    """Rows whose largest number is 127 in every group, so that rounding leaves them as they are."""
+    generator = torch.Generator().manual_seed(4)
+    x = torch.randint(-126, 127, (rows, inputs // group, group), generator=generator)
+    x[..., 3] = 127
+    x[:, ::2, 3] = -127
+    return x.view(rows, inputs).to(dtype)
+
+
+def whole_weight(shape: tuple[int, int], bits: int, group: int) -> GroupedWeight:
+    """Random integers, least and largest ones among them, with a scale of 1 / 64 and zero points.
+
+    Products with `whole_numbers` are exact in float32.
+    """
+    weight = drawn_groups(shape, bits, group)
+    weight.integers[:, :8] = torch.tensor([0, 2**bits - 1] * 4, dtype=torch.uint8)
+    weight.scales.fill_(1 / 64)
+    zeros = torch.arange(weight.scales.numel()).view(weight.scales.shape) % 121
+    zeros = zeros if bits == 4 else torch.full_like(zeros, MIDDLE)
+    offsets = offsets_of(zeros.float(), weight.scales, bits)
+    return replace(weight, offsets=offsets, rounds_rows=True)
 
 
 def unaligned(x: Tensor) -> Tensor:

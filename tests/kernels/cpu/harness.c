@@ -39,16 +39,18 @@ int main(int argc, char **argv) {
         scalar *x = take(from, rows * 2 * a, sizeof *x), *out = malloc(rows * a * sizeof *out);
         silu_and_mul(x, out, rows, a, 1);
         give(argv[2], out, rows * a, sizeof *out);
-    } else if (head[0] >= 4) { /* linear of integers: 4 bits with float16 scales, or 8 with float32 */
-        gemm p = {.inputs = a, .outputs = b, .group = 16};
-        p.has_half_scales = head[0] == 4, p.bits = p.has_half_scales ? 4 : 8;
+    } else if (head[0] >= 4) { /* linear of integers: 4 bits with float16 scales, or 8 with float32;
+                                  from 6 on with rounded inputs, and zeros in place of offsets */
+        gemm p = {.inputs = a, .outputs = b, .group = 16, .rounds_inputs = head[0] >= 6};
+        p.has_half_scales = head[0] % 2 == 0, p.bits = p.has_half_scales ? 4 : 8;
         scalar *x = take(from, rows * a, sizeof *x), *out = malloc(rows * b * sizeof *out);
         uint8_t *integers = take(from, a * b, 1);
         void *scales = take(from, a / 16 * b, scale_bytes(&p));
-        void *offsets = take(from, a / 16 * b, scale_bytes(&p)), *packed = malloc(grouped_bytes(&p));
+        void *offsets = take(from, a / 16 * b, p.rounds_inputs ? 1 : scale_bytes(&p));
+        void *packed = malloc(packed_groups_size(&p));
         pack_groups(&p, integers, scales, offsets, packed, 1);
         p.weight = packed;
-        float *totals = malloc(rows * a / 16 * sizeof *totals);
+        float *totals = malloc(rows * a / 16 * 2 * sizeof *totals);
         linear(&p, x, malloc(rows * copy_size(&p) + 1), totals, out, NULL, rows, 1);
         give(argv[2], out, rows * b, sizeof *out);
     } else { /* attend: one sequence of `rows` new tokens without earlier ones, 3 a heads of b, a of KV */

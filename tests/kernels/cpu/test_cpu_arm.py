@@ -19,12 +19,18 @@ from torch import Tensor
 from kernels import reference
 from kernels.cpu import build, isa
 from kernels.cpu.library import SOURCE, STORED
-from tests.kernels.cpu.cpu_cases import DTYPES, drawn_groups, randn
+from tests.kernels.cpu.cpu_cases import (
+    DTYPES,
+    drawn_groups,
+    randn,
+    whole_numbers,
+    whole_weight,
+)
 from tests.pace import patience
 
 COMPILER, EMULATOR = "aarch64-linux-gnu-gcc", "qemu-aarch64"
 HARNESS = Path(__file__).with_name("harness.c")
-LINEAR, NORM, SILU, ATTEND, FOUR_BITS, EIGHT_BITS = range(6)
+LINEAR, NORM, SILU, ATTEND, FOUR_BITS, EIGHT_BITS, FOUR_BY_EIGHT, EIGHT_BY_EIGHT = range(8)
 BOUNDS = {torch.float32: 3e-6, torch.float16: 3e-3, torch.bfloat16: 2e-2}
 Check = Callable[[Tensor, Tensor], None]
 
@@ -118,6 +124,19 @@ def test_gemms_of_integers(
     scales, offsets = weight.scales.to(stored), weight.offsets.to(stored)
     out = run(operation, rows, inputs, outputs, x, weight.integers, scales, offsets)
     assert_close(out.view(rows, outputs), x.double() @ weight.dequantized().double().T)
+
+
+@pytest.mark.parametrize("run", ["dotprod", "neon", "plain"], indirect=True)
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("rows", [1, 13])
+def test_gemms_of_integers_and_rounded_rows(run: Emulated, rows: int, bits: int) -> None:
+    x, weight = whole_numbers(run.dtype, rows, 80, 16), whole_weight((33, 80), bits, 16)
+    zeros = weight.zeros()
+    assert zeros is not None
+    operation = FOUR_BY_EIGHT if bits == 4 else EIGHT_BY_EIGHT
+    scales = weight.scales.to(torch.float16 if bits == 4 else torch.float32)
+    out = run(operation, rows, 80, 33, x, weight.integers, scales, zeros).view(rows, 33)
+    assert torch.equal(out, (x.double() @ weight.dequantized().double().T).to(run.dtype))
 
 
 def test_norm_and_activation(run: Emulated, assert_close: Check) -> None:

@@ -5,6 +5,7 @@ import mmap
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from kernels.cpu import isa
 from kernels.cpu.library import GemmArguments, Library, PackedLinear, Scratch
-from kernels.quantized.grouped import GroupedWeight
+from kernels.quantized.rounding import quantized
 from tests.kernels.cpu.cpu_cases import DTYPES, drawn_groups, randn, require
 from tests.pace import patience
 
@@ -49,11 +50,17 @@ def multiply(library: Library, rows: int, inputs: int, outputs: int) -> None:
         library.linear(x, guarded, at_the_end(out))
 
 
-def multiply_integers(library: Library, rows: int, bits: int, groups: int, outputs: int) -> None:
+def multiply_integers(library: Library, rows: int, bits: int, rounds_rows: bool) -> None:
     """The same with integers, in groups of 16."""
+    outputs, groups = 33, 2 * bits - 5
     weight = drawn_groups((outputs, 16 * groups), bits, 16)
-    guarded = GroupedWeight(
-        at_the_end(weight.integers), at_the_end(weight.scales), at_the_end(weight.offsets), bits
+    if rounds_rows:
+        weight = quantized(weight.dequantized(), bits, 16)
+    guarded = replace(
+        weight,
+        integers=at_the_end(weight.integers),
+        scales=at_the_end(weight.scales),
+        offsets=at_the_end(weight.offsets),
     )
     packed = library.pack_groups(guarded, at_the_end(randn(library.dtype, outputs)))
     values, arguments = at_the_end(packed.weight), packed.arguments
@@ -84,7 +91,8 @@ def run(name: str) -> None:
         ):
             multiply(library, rows, inputs, outputs)
         for rows, bits in ((1, 4), (1, 8), (3, 4), (17, 8)):
-            multiply_integers(library, rows, bits, 2 * bits - 5, 33)
+            multiply_integers(library, rows, bits, False)
+            multiply_integers(library, rows, bits, True)
         for size in (1, 15, 577):
             x, residual = randn(dtype, 3, size), randn(dtype, 3, size, seed=1)
             weight = at_the_end(randn(dtype, size, seed=2))

@@ -14,6 +14,7 @@ from kernels.cpu.library import SOURCE, load
 from tests.pace import patience
 
 PATH = "/usr/local/bin:/usr/bin:/bin"
+AVX512 = "avx2 fma f16c avx512f avx512bw avx512dq avx512vl"
 needs_compiler = pytest.mark.skipif(
     not build.can_compile({"PATH": PATH}), reason="there is no C compiler"
 )
@@ -36,9 +37,11 @@ def test_an_instruction_set_that_is_not_here_is_refused_by_name() -> None:
         ("x86_64", "avx avx2", "plain"),
         ("x86_64", "avx2 fma f16c", "avx2"),
         ("x86_64", "avx2 fma f16c avx512f", "avx2"),
-        ("x86_64", "avx2 fma f16c avx512f avx512bw avx512dq avx512vl", "avx512"),
-        ("x86_64", "avx2 fma f16c avx512f avx512bw avx512dq avx512vl avx512_bf16", "avx512bf16"),
+        ("x86_64", AVX512, "avx512"),
+        ("x86_64", f"{AVX512} avx512_bf16", "avx512"),
+        ("x86_64", f"{AVX512} avx512_bf16 avx512_vnni", "avx512bf16"),
         ("aarch64", "fp asimd", "neon"),
+        ("aarch64", "fp asimd asimddp", "dotprod"),
         ("riscv64", "", "plain"),
     ],
 )

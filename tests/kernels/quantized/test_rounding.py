@@ -9,11 +9,13 @@ from kernels.quantized.rounding import HALF_ERROR, quantized
 
 
 def worst_allowed(weight: torch.Tensor, bits: int, group: int) -> torch.Tensor:
-    """Half a step, and the rounding of scale and offset, for each group [N, groups]."""
+    """Half a step, that of a zero point, and the rounding of the scale, by group [N, groups]."""
     values = weight.float().view(len(weight), -1, group)
-    least, largest = values.amin(-1), values.amax(-1)
-    step = (largest - least) / (2**bits - 1)
-    return 0.5 * step + 3 * HALF_ERROR * values.abs().amax(-1) + 1e-30
+    most = values.abs().amax(-1)
+    if bits == 8:
+        return 0.5 * most / 127 + 3 * HALF_ERROR * most + 1e-30
+    least, largest = values.amin(-1).clamp(max=0), values.amax(-1).clamp(min=0)
+    return (0.5 + 1 / 16) * (largest - least) / 15 + 3 * HALF_ERROR * most + 1e-30
 
 
 @given(
@@ -35,13 +37,14 @@ def test_no_element_is_off_by_more_than_half_a_step(
     off = (found.dequantized() - weight).abs().view(5, 3, group).amax(-1)
     assert bool((off <= worst_allowed(weight, bits, group)).all())
     assert bool((off[2] == 0).all())
+    assert found.rounds_rows
+    assert found.zeros() is not None
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_ordinary_weights_get_float16_scales(dtype: torch.dtype) -> None:
     found = quantized(torch.randn(8, 64).to(dtype) / 30, 4, 32)
-    for numbers in (found.scales, found.offsets):
-        assert torch.equal(numbers.half().float(), numbers)
+    assert torch.equal(found.scales.half().float(), found.scales)
 
 
 @pytest.mark.parametrize(

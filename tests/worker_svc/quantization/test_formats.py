@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.worker_svc.models.test_models import MAX_MODEL_LEN
+from tests.worker_svc.models.test_models import MAX_MODEL_LEN, Steps
 from tests.worker_svc.quantization.conftest import FAMILIES, logits_and_tokens
 from tests.worker_svc.quantized_checkpoints import (
     FORMATS,
@@ -67,7 +67,7 @@ def test_the_log_says_what_a_load_took_and_what_became_wide(
     assert "14 weights are kept as float numbers" in caplog.text  # seven in each of two layers
 
 
-@pytest.mark.parametrize(("name", "least"), [("fp8", 0.99), ("int8", 0.999), ("int4", 0.9)])
+@pytest.mark.parametrize(("name", "least"), [("fp8", 0.99), ("int8", 0.998), ("int4", 0.9)])
 def test_rounding_at_load_is_close_to_the_plain_checkpoint(
     name: str, least: float, plain: Mapping[str, Path]
 ) -> None:
@@ -80,3 +80,31 @@ def test_rounding_at_load_is_close_to_the_plain_checkpoint(
     rounded, exact = logits(name), logits("auto")
     assert not torch.equal(rounded, exact)
     assert torch.cosine_similarity(rounded, exact, dim=0) >= least
+
+
+@pytest.mark.parametrize("name", ["int8", "int4"])
+def test_rounded_rows_are_the_same_in_chunks_and_among_others(
+    name: str, plain: Mapping[str, Path]
+) -> None:
+    """Bit for bit, although rows are rounded: by nothing but themselves."""
+    model = load_model(plain["llama"], torch.bfloat16, CPU, MAX_MODEL_LEN, quantization=name)
+    prompts = [torch.randint(0, 96, (count,)) for count in (40, 40, 21)]
+    prompts[1] = prompts[0]
+    steps = Steps(model, prompts)
+    (whole,) = steps.run({0: 39})
+    parts = [steps.run(some) for some in ({1: 17, 2: 3}, {2: 1, 1: 2}, {1: 20, 2: 15})]
+    assert torch.equal(torch.cat([parts[0][0], parts[1][1], parts[2][0]]), whole)
+    (alone,), (among, _) = steps.run({0: 1}), steps.run({1: 1, 2: 2})
+    assert torch.equal(alone, among)
+
+
+@pytest.mark.parametrize(("name", "bits"), [("auto", 0), ("int8", 8), ("int4", 8)])
+@pytest.mark.parametrize("family", ["llama", "qwen2"])
+def test_the_c_kernels_round_the_head_to_eight_bits(
+    family: str, name: str, bits: int, plain: Mapping[str, Path]
+) -> None:
+    model = load_model(plain[family], torch.float32, CPU, MAX_MODEL_LEN, quantization=name)
+    if model._compiled is None:
+        pytest.skip("no C compiler")
+    head = model._compiled._head.arguments
+    assert (head.bits, bool(head.rounds_inputs)) == (bits, bits > 0)
