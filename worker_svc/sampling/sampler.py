@@ -163,7 +163,7 @@ def _choose(logits: Tensor, rows: SamplingRows, finite: Tensor) -> Tensor:
     """Tokens [R]; arbitrary for rows that are not finite."""
     greedy = rows.temperature < GREEDY_TEMPERATURE
     if greedy.all():
-        return logits.argmax(-1)
+        return _largest(logits)
     filtered = rows.is_filtered
     token_ids = torch.zeros(len(rows), dtype=torch.int64, device=logits.device)
     for group, draw in (
@@ -182,12 +182,20 @@ def _choose(logits: Tensor, rows: SamplingRows, finite: Tensor) -> Tensor:
 
 
 def _draw_greedy(logits: Tensor, rows: SamplingRows, chosen: IntColumn) -> Tensor:
-    return logits.argmax(-1)
+    return _largest(logits)
+
+
+def _largest(values: Tensor) -> Tensor:
+    """The first largest value's place [R] in each row [R, N]; arbitrary where one is NaN."""
+    if values.device.type == "cuda":
+        return values.argmax(-1)
+    # A twentieth of torch's time, which takes 1.3 ms of a core for 16 rows of 49,152 values.
+    return torch.from_numpy(values.numpy().argmax(-1))
 
 
 def _draw_unfiltered(logits: Tensor, rows: SamplingRows, chosen: IntColumn) -> Tensor:
     """Tokens [N] by Gumbel-max over the whole vocabulary."""
-    return _gumbel_scores(logits, rows, chosen, first_token=0).argmax(-1)
+    return _largest(_gumbel_scores(logits, rows, chosen, first_token=0))
 
 
 def _best(logits: Tensor, rows: SamplingRows, first_token: int) -> tuple[Tensor, Tensor]:
@@ -287,7 +295,7 @@ def _draw_wide(scaled: Tensor, rows: SamplingRows, chosen: IntColumn) -> Tensor:
         dropped[row, inside[order[num_kept:]]] = True
     token_ids = torch.arange(scaled.shape[1], dtype=torch.int32, device=scaled.device)
     noise = gumbel_noise(_noise_keys(rows, chosen, scaled), token_ids).add_(scaled)
-    return noise.masked_fill_(dropped, float("-inf")).argmax(-1)
+    return _largest(noise.masked_fill_(dropped, float("-inf")))
 
 
 @dataclass(frozen=True, slots=True)
