@@ -33,7 +33,9 @@ class Network:
         self._bridge = _interface()
         self._numbers = itertools.count(2)
         self._lock = threading.Lock()
-        _ip(f"link add {self._bridge} type bridge")
+        # An address of its own: else it takes the lowest of its pods', which changes as pods come
+        # and go, and what is sent to the one before is lost until neighbours ask again.
+        _ip(f"link add {self._bridge} address {_hardware_address()} type bridge")
         _ip(f"addr add {self._prefix}.0.1/16 dev {self._bridge}")
         _ip(f"link set {self._bridge} up")
 
@@ -77,6 +79,11 @@ class Network:
 def _interface() -> str:
     """A name that no other interface has, nor one that is about to go: 15 characters at most."""
     return f"pw{_random.randrange(16**12):012x}"
+
+
+def _hardware_address() -> str:
+    """One for a single interface, given by no maker."""
+    return ":".join(f"{byte:02x}" for byte in (0x02, *_random.randbytes(5)))
 
 
 def _ip(line: str) -> None:

@@ -20,7 +20,7 @@ from tests.pace import paced, patience
 from tests.scheduler_svc.conftest import service_config
 from wire.server import SERVER_OPTIONS, bind
 
-DELAY_S = 0.8  # a pause of this process that is longer than that lets the standby take over
+DELAY_S = 1.2  # a pause of this process that is longer than that lets the standby take over
 
 
 @dataclass(slots=True)
