@@ -5,8 +5,7 @@ grammar, which depends only on the grammar and the tokens read since its start.
 """
 
 import json
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 import llguidance
 
@@ -45,6 +44,9 @@ class GrammarTooLarge(BadGrammar):
     """Raised for a grammar that exceeds a limit as a whole: no part of it is at fault."""
 
 
+_PASSED_ON = (KeyboardInterrupt, SystemExit, BadVocabulary, BadGrammar)  # what nothing renames
+
+
 def read_vocabulary(definition: str, vocab_size: int, eos_token_ids: Sequence[int]) -> Vocabulary:
     """The bytes of every token id, from the content of a tokenizer.json.
 
@@ -52,13 +54,13 @@ def read_vocabulary(definition: str, vocab_size: int, eos_token_ids: Sequence[in
     """
     if not eos_token_ids:
         raise BadVocabulary("the model names no end-of-sequence token")
-    with failures_as(BadVocabulary, "the model's tokenizer does not fit"):
+    with FailuresAs(BadVocabulary, "the model's tokenizer does not fit"):
         return Vocabulary(definition, n_vocab=vocab_size, eos_token=list(eos_token_ids))
 
 
 def new_matcher(vocabulary: Vocabulary, grammar: str) -> Matcher:
     """A matcher at the start of a grammar. Raises BadGrammar."""
-    with failures_as(BadGrammar, "it cannot be read"):
+    with FailuresAs(BadGrammar, "it cannot be read"):
         matcher = Matcher(vocabulary, _unforced(grammar), log_level=0, limits=LIMITS)
         if matcher.is_error():
             raise BadGrammar(problem_of(matcher))
@@ -89,7 +91,7 @@ def check(vocabulary: Vocabulary, grammar: str) -> None:
     call it in a process that may die (`wire.grammar_check`).
     """
     matcher = new_matcher(vocabulary, grammar)
-    with failures_as(BadGrammar, "it cannot be followed"):
+    with FailuresAs(BadGrammar, "it cannot be followed"):
         for _ in range(NUM_PROBED_TOKENS):
             allowed = int.from_bytes(matcher.compute_bitmask(), "little")
             for token_id in vocabulary.eos_tokens:
@@ -106,12 +108,20 @@ def problem_of(matcher: Matcher) -> str:
     return matcher.get_error().removesuffix("<non-verbose/>").strip()
 
 
-@contextmanager
-def failures_as(kind: type[Exception], what: str) -> Iterator[None]:
+class FailuresAs:
     """Raises errors and panics of the Rust library as `kind`; a panic is not an Exception."""
-    try:
-        yield
-    except (KeyboardInterrupt, SystemExit, BadVocabulary, BadGrammar):
-        raise
-    except BaseException as error:
-        raise kind(f"{what}: {error}") from error
+
+    __slots__ = ("_kind", "_what")
+
+    # A class, not a generator: each row of each step enters it, and this takes a tenth of the time.
+    def __init__(self, kind: type[Exception], what: str) -> None:
+        self._kind = kind
+        self._what = what
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if error is None or isinstance(error, _PASSED_ON):
+            return
+        raise self._kind(f"{self._what}: {error}") from error

@@ -207,7 +207,7 @@ class Grammars:
         the first one to reach it would stop all copies.
         """
         assert self._vocabulary is not None
-        with grammars.failures_as(BadGrammar, "it cannot be followed"):
+        with grammars.FailuresAs(BadGrammar, "it cannot be followed"):
             matcher = grammars.new_matcher(self._vocabulary.result(), grammar)
             read_tokens(matcher, output)
             if output:
