@@ -36,10 +36,6 @@ INLINED long scale_bytes(const gemm *p) { return p->has_half_scales ? 2 : 4; }
 INLINED long words_at(const gemm *p) { return 2 * PANEL * scale_bytes(p); }
 INLINED long block_bytes(const gemm *p) { return words_at(p) + PANEL * p->group * p->bits / 8; }
 
-INLINED long grouped_bytes(const gemm *p) {
-    return ceil_div(p->outputs, PANEL) * (p->inputs / p->group) * block_bytes(p);
-}
-
 INLINED const char *panel_of(const gemm *p, long panel) {
     return (const char *)p->weight + panel * (p->inputs / p->group) * block_bytes(p);
 }
@@ -110,6 +106,12 @@ INLINED void multiply_add_factors(const int rows, const int vecs, vec (*sum)[4],
 
 /* ---- packing ---------------------------------------------------------------------------------- */
 
+INLINED uint32_t word_in_places(int bits, const uint8_t *integers) {
+    uint32_t word = 0;
+    for (int c = 0; c < 32 / bits; c++) word |= (uint32_t)integers[c] << place_of(bits, c);
+    return word;
+}
+
 static void pack_block(const gemm *p, const uint8_t *integers, const char *scales,
                        const char *offsets, long outputs, char *to) {
     long size = scale_bytes(p), groups = p->inputs / p->group, columns = columns_of(p->bits);
@@ -118,25 +120,10 @@ static void pack_block(const gemm *p, const uint8_t *integers, const char *scale
         memcpy(to + n * size, scales + n * groups * size, size);
         memcpy(to + (PANEL + n) * size, offsets + n * groups * size, size);
         for (long k = 0; k < p->group; k += columns) {
-            uint32_t word = 0;
-            for (long c = 0; c < columns; c++)
-                word |= (uint32_t)integers[n * p->inputs + k + c] << place_of(p->bits, c);
+            uint32_t word = word_in_places(p->bits, integers + n * p->inputs + k);
             memcpy(to + words_at(p) + (k / columns * PANEL + n) * sizeof word, &word, sizeof word);
         }
     }
-}
-
-static void pack_groups_part(const gemm *p, const uint8_t *integers, const char *scales,
-                             const char *offsets, char *packed, team me) {
-    long groups = p->inputs / p->group, size = scale_bytes(p);
-    range mine = share_of(ceil_div(p->outputs, PANEL), me);
-    for (long panel = mine.begin; panel < mine.end; panel++)
-        for (long g = 0; g < groups; g++) {
-            long first = panel * PANEL, scale = (first * groups + g) * size;
-            pack_block(p, integers + first * p->inputs + g * p->group, scales + scale,
-                       offsets + scale, least(PANEL, p->outputs - first),
-                       packed + (panel * groups + g) * block_bytes(p));
-        }
 }
 
 /* ---- tiles ------------------------------------------------------------------------------------ */

@@ -201,9 +201,7 @@ INLINED bool has_excess(const int bits) { return (void)bits, true; }
 INLINED float bias_of_integers(const int bits) { return bias_of(bits) + (bits == 8 ? MIDDLE : 0); }
 
 INLINED uint32_t word_of(int bits, const uint8_t *integers) {
-    uint32_t word = 0;
-    for (int c = 0; c < 32 / bits; c++) word |= (uint32_t)integers[c] << place_of(bits, c);
-    return word;
+    return word_in_places(bits, integers);
 }
 
 /* part += x times a group. */

@@ -28,10 +28,6 @@ INLINED long integer_block_bytes(const gemm *p) {
     return integers_at(p) + PANEL * p->group * p->bits / 8;
 }
 
-INLINED long integer_bytes_of(const gemm *p) {
-    return ceil_div(p->outputs, PANEL) * (p->inputs / p->group) * integer_block_bytes(p);
-}
-
 /* Sum of a group's weights as they are multiplied by quads. */
 INLINED int16_t sum_of_group(const gemm *p, const uint8_t *integers, int zero) {
     long sum = 0;
@@ -41,7 +37,8 @@ INLINED int16_t sum_of_group(const gemm *p, const uint8_t *integers, int zero) {
 }
 
 static void pack_integer_block(const gemm *p, const uint8_t *integers, const char *scales,
-                               const uint8_t *zeros, long outputs, char *to) {
+                               const char *zero_points, long outputs, char *to) {
+    const uint8_t *zeros = (const uint8_t *)zero_points;
     long size = scale_bytes(p), groups = p->inputs / p->group, columns = columns_of(p->bits);
     memset(to, 0, integer_block_bytes(p));
     for (long n = 0; n < outputs; n++, integers += p->inputs) {
@@ -55,20 +52,6 @@ static void pack_integer_block(const gemm *p, const uint8_t *integers, const cha
                    sizeof word);
         }
     }
-}
-
-static void pack_integers_part(const gemm *p, const uint8_t *integers, const char *scales,
-                               const uint8_t *zeros, char *packed, team me) {
-    long groups = p->inputs / p->group, size = scale_bytes(p);
-    range mine = share_of(ceil_div(p->outputs, PANEL), me);
-    for (long panel = mine.begin; panel < mine.end; panel++)
-        for (long g = 0; g < groups; g++) {
-            long first = panel * PANEL, group = first * groups + g;
-            pack_integer_block(p, integers + first * p->inputs + g * p->group,
-                               scales + group * size, zeros + group,
-                               least(PANEL, p->outputs - first),
-                               packed + (panel * groups + g) * integer_block_bytes(p));
-        }
 }
 
 /* ---- zero points and sums ---------------------------------------------------------------------- */

@@ -23,9 +23,7 @@ long lanes(void) { return LANES; }
 long packed_size(long outputs, long inputs) { return packed_elements(outputs, inputs); }
 
 /* Bytes of packed integers; `p` has sizes and a format, but no weight yet. */
-long packed_groups_size(const gemm *p) {
-    return p->rounds_inputs ? integer_bytes_of(p) : grouped_bytes(p);
-}
+long packed_groups_size(const gemm *p) { return packed_bytes(p); }
 
 /* Bytes of a row's copy that the GEMM reads; 0 if it reads the row itself. */
 long copy_size(const gemm *p) { return copy_bytes(p); }
@@ -40,12 +38,7 @@ void pack(const scalar *weight, scalar *packed, long outputs, long inputs, int t
 void pack_groups(const gemm *p, const uint8_t *integers, const void *scales, const void *offsets,
                  void *packed, int threads) {
 #pragma omp parallel num_threads(threads)
-    {
-        if (p->rounds_inputs)
-            pack_integers_part(p, integers, scales, offsets, packed, this_thread());
-        else
-            pack_groups_part(p, integers, scales, offsets, packed, this_thread());
-    }
+    pack_groups_part(p, integers, scales, offsets, packed, this_thread());
 }
 
 static inline bool is_prepared(const gemm *p) { return p->group || copy_bytes(p); }

@@ -6,6 +6,30 @@
 #include "grouped.h"
 #include "integers.h"
 
+INLINED long packed_block_bytes(const gemm *p) {
+    return p->rounds_inputs ? integer_block_bytes(p) : block_bytes(p);
+}
+
+INLINED long packed_bytes(const gemm *p) {
+    return ceil_div(p->outputs, PANEL) * (p->inputs / p->group) * packed_block_bytes(p);
+}
+
+/* `offsets` are zero points, a byte each, if inputs are rounded. */
+static void pack_groups_part(const gemm *p, const uint8_t *integers, const char *scales,
+                             const char *offsets, char *packed, team me) {
+    long groups = p->inputs / p->group, size = scale_bytes(p);
+    long offset_size = p->rounds_inputs ? 1 : size;
+    range mine = share_of(ceil_div(p->outputs, PANEL), me);
+    for (long panel = mine.begin; panel < mine.end; panel++)
+        for (long g = 0; g < groups; g++) {
+            long first = panel * PANEL, group = first * groups + g;
+            (p->rounds_inputs ? pack_integer_block : pack_block)(
+                p, integers + first * p->inputs + g * p->group, scales + group * size,
+                offsets + group * offset_size, least(PANEL, p->outputs - first),
+                packed + (panel * groups + g) * packed_block_bytes(p));
+        }
+}
+
 /* sums = `count` rows of x, from `begin` on, times the panel of outputs from `first` on. */
 static void multiply_rows(const gemm *p, const void *x, const float *totals, long begin,
                           long count, long first, float (*sums)[PANEL]) {
