@@ -10,7 +10,7 @@ token is that of the model's own type.
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -44,19 +44,27 @@ def measure(
 ) -> list[Quality]:
     """All types, the model's own first."""
     ids = torch.tensor(token_ids, device=device)
+
+    def models() -> Iterator[Decoder]:
+        for name in KINDS:
+            kv_dtype = resolve_kv_dtype(name, dtype, device)
+            model = load_model(folder, dtype, device, len(ids), kv_dtype=kv_dtype)
+            key_offsets.set_offsets(model, len(ids))
+            yield model
+
+    found = zip(KINDS, compared(models(), ids), strict=True)
+    return [Quality(name, *quality) for name, quality in found]
+
+
+def compared(models: Iterable[Decoder], ids: Tensor) -> Iterator[tuple[float, float]]:
+    """Each model's perplexity on a text, and the share of positions with the first one's best."""
     expected: Tensor | None = None
-    found = []
-    for name in KINDS:
-        kv_dtype = resolve_kv_dtype(name, dtype, device)
-        model = load_model(folder, dtype, device, len(ids), kv_dtype=kv_dtype)
-        key_offsets.set_offsets(model, len(ids))
+    for model in models:
         logits = predictions(model, ids)  # [T - 1, vocab]
         best = logits.argmax(-1)
         expected = best if expected is None else expected
         loss = torch.nn.functional.cross_entropy(logits, ids[1:])
-        agreement = (best == expected).float().mean()
-        found.append(Quality(name, float(loss.exp()), float(agreement)))
-    return found
+        yield float(loss.exp()), float((best == expected).float().mean())
 
 
 @torch.inference_mode()

@@ -16,9 +16,8 @@ from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer
-from torch import Tensor
 
-from bench.compare.kv_cache_dtype import TEXT, predictions
+from bench.compare.kv_cache_dtype import TEXT, compared
 from default_model.folder import ensure
 from worker_svc.device.device import DTYPES
 from worker_svc.models.decoder import load_model
@@ -39,17 +38,9 @@ class RoundingQuality:
 def measure(folder: Path, token_ids: Sequence[int], dtype: torch.dtype) -> list[RoundingQuality]:
     """All kinds, the model as it is first."""
     ids = torch.tensor(token_ids)
-    expected: Tensor | None = None
-    found = []
-    for name in KINDS:
-        model = load_model(folder, dtype, CPU, len(ids), quantization=name)
-        logits = predictions(model, ids)  # [T - 1, vocab]
-        best = logits.argmax(-1)
-        expected = best if expected is None else expected
-        loss = torch.nn.functional.cross_entropy(logits, ids[1:])
-        agreement = (best == expected).float().mean()
-        found.append(RoundingQuality(name, float(loss.exp()), float(agreement)))
-    return found
+    models = (load_model(folder, dtype, CPU, len(ids), quantization=name) for name in KINDS)
+    found = zip(KINDS, compared(models, ids), strict=True)
+    return [RoundingQuality(name, *quality) for name, quality in found]
 
 
 def main(arguments: Sequence[str]) -> None:
