@@ -115,9 +115,7 @@ def _upload(
     processors, rows, asking = sampling.logits_processors, staged.rows, sampling.wanted.rows
     written = no_entries()
     if rows.drafts is None:
-        where = rows.slots[rows.samples][asking]
-        ends = staged.table.columns["num_tokens"][where]
-        written = where * slots.token_rows.shape[1] + ends
+        written = slots.next_places(staged, asking)
     masks = np.full(len(processors.rows), -1, dtype=np.int64)
     if processors.grammars is not None:
         with_grammar = processors.grammars.rows

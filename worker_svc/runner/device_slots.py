@@ -125,6 +125,12 @@ class SlotsOnDevice:
         """
         choose(_candidates(part, slots, self.slot_state, filters), slots, self._tokens)
 
+    def next_places(self, staged: Staged, which: IntColumn) -> IntColumn:
+        """Where in the flat token rows the tokens of some of a step's sampling rows will be."""
+        slots = staged.rows.slots[staged.rows.samples][which]
+        ends: IntColumn = staged.table.columns["num_tokens"][slots]
+        return slots * self.token_rows.shape[1] + ends
+
     def guess(self, part: VocabPart, slots: Tensor) -> Tensor:
         """The tokens [R] int32 that slots [R] int32 without filters would sample; none changes.
 

@@ -67,9 +67,7 @@ class RingTokens:
         """
         order = np.argsort(self._slots)
         places = np.searchsorted(self._slots, slots, sorter=order)
-        if len(places) and places.max() == len(order):
-            return None
-        places = order[places]
+        places = order[np.minimum(places, len(order) - 1)]
         if not np.array_equal(self._slots[places], slots):
             return None
 

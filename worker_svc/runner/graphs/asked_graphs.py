@@ -23,7 +23,7 @@ from kernels.sampling.restrict_rows import restrict_rows
 from worker_svc.device.capture_stream import captured, capturing
 from worker_svc.device.transfer import PinnedRing, download, fetched
 from worker_svc.parallel.vocab_part import VocabPart
-from worker_svc.protocol.step import IntColumn, Limits, no_entries
+from worker_svc.protocol.step import IntColumn, Limits
 from worker_svc.runner.batch_state import Staged
 from worker_svc.runner.device_sampling import SampleExtras
 from worker_svc.runner.device_slots import SlotsOnDevice
@@ -93,14 +93,15 @@ class AskedGraphs:
         self._choices, found = self._answers.tensor_split([most_rows])
         self._found = found.view(most, self._width)
         self._graphs: dict[_Work, torch.cuda.CUDAGraph] = {}
-        self._do: dict[_Kind, Callable[[int], None]] = {
-            _Kind.WIDEN: self._widen,
-            _Kind.LOGPROBS: self._find_likeliest,
-            _Kind.PENALTIES: self._penalize,
-            _Kind.GUESS: self._guess,
-            _Kind.DRAW: partial(self._draw, filters=False),
-            _Kind.DRAW_FILTERED: partial(self._draw, filters=True),
-            _Kind.LOOK_UP: self._look_up,
+        # What each kind does, and its sizes; in an order in which each may run.
+        self._kinds: dict[_Kind, tuple[Callable[[int], None], tuple[int, ...]]] = {
+            _Kind.WIDEN: (self._widen, self.row_sizes),
+            _Kind.LOGPROBS: (self._find_likeliest, self.sizes),
+            _Kind.PENALTIES: (self._penalize, self.sizes),
+            _Kind.GUESS: (self._guess, self.row_sizes),
+            _Kind.DRAW: (partial(self._draw, filters=False), self.row_sizes),
+            _Kind.DRAW_FILTERED: (partial(self._draw, filters=True), self.row_sizes),
+            _Kind.LOOK_UP: (self._look_up, self.sizes),
         }
 
     def rehearsals(self) -> list[Callable[[], None]]:
@@ -142,9 +143,9 @@ class AskedGraphs:
         What grammars allow may still be computed on the host. The device waits for it, after all
         work that does not need it.
         """
-        num_rows, wanted = size_for(self.row_sizes, step.num_sampled), sampling.wanted
+        num_rows, wanted = step.num_sampled, sampling.wanted
         processors = sampling.logits_processors.moved(step.places)
-        written = self._written(staged, wanted.rows)
+        written = self._slots.next_places(staged, wanted.rows)
         words = self._layout.words(processors, step.places[wanted.rows], written)
         self._ring.send(words, self._buffer)
         self._replay(_Kind.WIDEN, num_rows)
@@ -170,14 +171,6 @@ class AskedGraphs:
         self._replay(_Kind.GUESS, num_rows)
         read, rows = download(self._guesses[:num_rows]), grammars.rows
         grammars.guesses.bring(lambda: read()[rows])
-
-    def _written(self, staged: Staged, wanted: IntColumn) -> IntColumn:
-        """Where in the flat token rows the tokens of some sampling rows will be."""
-        if not len(wanted):
-            return no_entries()
-        slots = staged.rows.slots[staged.rows.samples][wanted]
-        ends: IntColumn = staged.table.columns["num_tokens"][slots]
-        return slots * self._slots.token_rows.shape[1] + ends
 
     def _extras(self, sampling: SamplingRows, changed: IntColumn) -> SampleExtras:
         """Starts the copy of the answers: of rows that change, or of log probabilities, or both."""
@@ -205,23 +198,21 @@ class AskedGraphs:
         )
 
     def _all_work(self, largest_only: bool = False) -> list[_Work]:
-        """In an order in which each may run."""
-        by_rows = self.row_sizes[-1:] if largest_only else self.row_sizes[::-1]
-        by_asking = self.sizes[-1:] if largest_only else self.sizes[::-1]
-        kinds = (
-            (_Kind.WIDEN, by_rows), (_Kind.LOGPROBS, by_asking), (_Kind.PENALTIES, by_asking),
-            (_Kind.GUESS, by_rows), (_Kind.DRAW, by_rows), (_Kind.DRAW_FILTERED, by_rows),
-            (_Kind.LOOK_UP, by_asking),
-        )  # fmt: skip
-        return [_Work(kind, size) for kind, sizes in kinds for size in sizes]
+        """The largest of each kind first."""
+        return [
+            _Work(kind, size)
+            for kind, (_, sizes) in self._kinds.items()
+            for size in (sizes[-1:] if largest_only else sizes[::-1])
+        ]
 
     def _replay(self, kind: _Kind, number: int) -> None:
-        is_asking = kind in (_Kind.LOGPROBS, _Kind.PENALTIES, _Kind.LOOK_UP)
-        size = size_for(self.sizes, number) if is_asking else number
-        self._graphs[_Work(kind, size)].replay()
+        """For so many rows, or so many that ask."""
+        _, sizes = self._kinds[kind]
+        self._graphs[_Work(kind, size_for(sizes, number))].replay()
 
     def _run(self, work: _Work) -> None:
-        self._do[work.kind](work.size)
+        do, _ = self._kinds[work.kind]
+        do(work.size)
 
     def _widen(self, num_rows: int) -> None:
         logits = self._logits[:num_rows]
