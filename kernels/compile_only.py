@@ -49,6 +49,10 @@ def note_launches(arch: int, on_new: Callable[[Specialization], None]) -> None:
         found = Specialization(fn.jit_function, compile["specialization_data"])
         if (found.name, found.description) not in seen:
             seen.add((found.name, found.description))
+            # Up to Triton 3.6 a kernel's key depends on which of the functions that it calls have
+            # keys already. So keys are made here, in the order of launches, as in the worker; in
+            # forks of this process each kernel would be the first.
+            _ = found.kernel.cache_key
             on_new(found)
         return True  # skips compiling and running
 

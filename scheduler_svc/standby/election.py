@@ -2,7 +2,8 @@
 
 A worker is *held* while its scheduler lives, as the worker itself sees it. One held worker is
 enough to stand by. Knows no clock: time comes in as ticks, and a tick counts for little more than
-it should have taken, so that a process that was stopped itself asks again before it acts.
+it should have taken, so that a process that was stopped itself asks again before it acts. Only what
+was seen since the last tick counts: a worker whose answer is late is not known to be free.
 """
 
 from collections.abc import Mapping
@@ -14,6 +15,7 @@ TICK_S = 0.2  # between two looks at the workers
 HELD_PERIOD_S = 0.25  # in which an active scheduler says once that it lives
 _LONGEST_TICK_S = 2 * TICK_S
 _MOST_SILENCE = 5.0  # times the least limit
+_KEPT_S = 2 * HELD_PERIOD_S  # a scheduler that keeps a worker without being attached may be silent
 _FOR_NEW_WORKERS = 5.0  # times the delay
 
 # An epoch is a term, in its upper bits, and a count of attachments. Two schedulers that take over
@@ -53,9 +55,10 @@ class Election:
         self._delay_s = delay_s
         self._delay_of_new_s = max(_FOR_NEW_WORKERS * delay_s, delay_s + lookup_s)
         self._silence = Patience(silence_s, _MOST_SILENCE * silence_s)
+        self._silence_of_kept = Patience(_KEPT_S, _MOST_SILENCE * _KEPT_S)
         self._lot = lot
         self._free: dict[str, tuple[Sighting, float]] = {}  # address to first sighting, seconds
-        self._unheard_s: dict[str, float] = {}
+        self._last: dict[str, Sighting] = {}
         self._has_met_another = False
         self.why_waits = "no worker is known yet"
         self.is_warm = False  # another scheduler has the workers
@@ -63,10 +66,12 @@ class Election:
     def tick(self, seen: Mapping[str, Sighting | None], elapsed_s: float) -> int | None:
         """The term to take the workers under, or None: wait on.
 
-        `seen` has each known worker by address, None if it does not answer or is not ready.
+        `seen` has each known worker by address, None if it does not answer or is not ready. What
+        is seen anew is another object, also if it says the same.
         """
         elapsed_s = min(elapsed_s, _LONGEST_TICK_S)
-        self._silence.fade(elapsed_s)
+        for patience in (self._silence, self._silence_of_kept):
+            patience.fade(elapsed_s)
         sightings = {address: one for address, one in seen.items() if one is not None}
         self._learn(sightings)
         held = [address for address, one in sightings.items() if self._is_held(one)]
@@ -86,22 +91,26 @@ class Election:
     def _is_held(self, one: Sighting) -> bool:
         if one.unheard_s is None:  # its scheduler never says that it lives
             return bool(one.is_attached)
-        return one.unheard_s < (self._silence.limit_s if one.is_attached else 2 * HELD_PERIOD_S)
+        return one.unheard_s < self._patience_with(one).limit_s
+
+    def _patience_with(self, one: Sighting) -> Patience:
+        return self._silence if one.is_attached else self._silence_of_kept
 
     def _learn(self, sightings: Mapping[str, Sighting]) -> None:
         """Where signs of life come late but come, silence means less."""
         for address, one in sightings.items():
-            before_s = self._unheard_s.pop(address, None)
-            if one.unheard_s is not None and one.is_attached:
-                if before_s is not None and one.unheard_s < before_s:
-                    self._silence.heard(before_s)
-                self._unheard_s[address] = one.unheard_s
+            before = self._last.get(address)
+            if before is None or before.unheard_s is None or one.unheard_s is None:
+                continue
+            if one.is_attached == before.is_attached and one.unheard_s < before.unheard_s:
+                self._patience_with(one).heard(before.unheard_s)
+        self._last = dict(sightings)
 
     def _free_s(self, address: str, one: Sighting, elapsed_s: float) -> float:
         before = self._free.get(address)
         if before is None or _key(before[0]) != _key(one):
             return 0.0
-        return before[1] + elapsed_s
+        return before[1] if before[0] is one else before[1] + elapsed_s
 
     def _needed_s(self, one: Sighting) -> float:
         is_new = not one.epoch and one.unheard_s is None

@@ -124,7 +124,10 @@ class _Trial:
         random = torch.Generator(device).manual_seed(0)
         for layer in range(num_layers):
             self._cache.rows(layer).normal_(generator=random)
-        self._table = torch.randperm(num_blocks, generator=random, device=device)[None].int()
+        # As wide as the tables of steps, whose kernels are compiled for that stride.
+        table = torch.zeros((1, limits.max_blocks_per_seq), dtype=torch.int32, device=device)
+        self._table = table[:, :num_blocks]
+        self._table[0] = torch.randperm(num_blocks, generator=random, device=device)
         self._token = torch.zeros(1, dtype=torch.int64, device=device)
 
     def contexts(self) -> list[int]:

@@ -1,7 +1,7 @@
 """Who is active: one rule over what workers say, whatever happens in which order."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 from hypothesis import given, settings
@@ -37,13 +37,21 @@ def seconds_until_taken(
 ) -> float | None:
     """Seconds of looking at the same until it takes the workers; None if it never does."""
     for tick in range(round(most_s / TICK_S)):
-        if one.tick(seen, TICK_S) is not None:
+        anew = {address: worker and replace(worker) for address, worker in seen.items()}
+        if one.tick(anew, TICK_S) is not None:
             return tick * TICK_S
     return None
 
 
 def test_free_workers_are_taken_after_the_delay() -> None:
     assert seconds_until_taken(election(), {"a": sighting()}) == pytest.approx(DELAY_S)
+
+
+def test_time_without_a_new_look_does_not_count() -> None:
+    """A process that gets no answers in time does not know that the worker is still free."""
+    one, old = election(), {"a": sighting()}
+    assert all(one.tick(old, TICK_S) is None for _ in range(100))
+    assert seconds_until_taken(one, {"a": sighting()}) == pytest.approx(DELAY_S - TICK_S)
 
 
 @pytest.mark.parametrize(
@@ -96,13 +104,15 @@ def test_time_in_which_it_stood_still_itself_does_not_count() -> None:
     assert one.tick({"a": sighting()}, 3600.0) is None
 
 
-def test_late_signs_of_life_make_it_patient() -> None:
+@pytest.mark.parametrize(("is_attached", "limit_s"), [(True, SILENCE_S), (False, 0.5)])
+def test_late_signs_of_life_make_it_patient(is_attached: bool, limit_s: float) -> None:
+    """With a worker, and with one that it keeps while it is not attached."""
     one = election()
-    for unheard_s in (2.0, 0.1):
-        one.tick({"a": sighting(3, is_attached=True, unheard_s=unheard_s)}, TICK_S)
-    late = {"a": sighting(3, is_attached=True, unheard_s=SILENCE_S + 1)}
+    for unheard_s in (0.6 * limit_s, 0.1):
+        one.tick({"a": sighting(3, is_attached=is_attached, unheard_s=unheard_s)}, TICK_S)
+    late = {"a": sighting(3, is_attached=is_attached, unheard_s=1.3 * limit_s)}
     assert seconds_until_taken(one, late, 5.0) is None
-    gone = {"a": sighting(3, is_attached=True, unheard_s=5 * SILENCE_S + 1)}
+    gone = {"a": sighting(3, is_attached=is_attached, unheard_s=5.1 * limit_s)}
     assert seconds_until_taken(one, gone) is not None
 
 

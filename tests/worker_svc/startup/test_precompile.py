@@ -47,8 +47,8 @@ SMALL = {
     "num_key_value_heads": 1,
     "max_position_embeddings": 64,
 }
-# Prints the names of each job's kernels, whether torch's compiler was loaded by the first job, and
-# the length of one compiled kernel.
+# Prints the names of each job's kernels, whether each had a key when it was found, whether torch's
+# compiler was loaded by the first job, and the length of one compiled kernel.
 REHEARSE = """
 import json, sys
 from worker_svc.startup.precompile import Job
@@ -56,12 +56,13 @@ from worker_svc.startup.kernel_compiler import rehearse
 jobs = []
 for job in sys.argv[1:]:
     jobs.append([])
-    rehearse(Job.parse(job), jobs[-1].append)
+    rehearse(Job.parse(job), lambda one: jobs[-1].append((one, one.kernel.hash)))
     if len(jobs) == 1:
         is_slow = "torch._dynamo" in sys.modules or "sympy" in sys.modules
-small = next(one for one in jobs[0] if one.name == "_silu_and_mul_kernel")
-names = [[one.name for one in job] for job in jobs]
-print(json.dumps([names, is_slow, len(small.compile().asm["cubin"])]))
+small = next(one for one, _ in jobs[0] if one.name == "_silu_and_mul_kernel")
+names = [[one.name for one, _ in job] for job in jobs]
+have_keys = all(key for job in jobs for _, key in job)
+print(json.dumps([names, have_keys, is_slow, len(small.compile().asm["cubin"])]))
 """
 
 
@@ -102,7 +103,8 @@ def test_every_kernel_of_a_worker_is_found_once_and_compiled_without_a_device(fo
         [sys.executable, "-W", "ignore", "-c", REHEARSE, *jobs],
         cwd=ROOT, env=environment, capture_output=True, text=True, check=True,
     )  # fmt: skip
-    (names, names_of_pair), is_slow, num_bytes = json.loads(ran.stdout)
+    (names, names_of_pair), have_keys, is_slow, num_bytes = json.loads(ran.stdout)
+    assert have_keys  # made in the order of launches, as the worker makes them
     assert set(names) == {
         "_rms_norm_kernel", "_norm_rope_write_kv_kernel", "_prefill_kernel", "_silu_and_mul_kernel",
         "_row_kernel", "_rows_kernel", "_decode_kernel", "_gather_kernel", "_find_kernel",
