@@ -4,15 +4,15 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from kernels import reference
+from kernels import fp8, reference
 from kernels.cluster import narrow_rows
-from kernels.quantized import rounding
+from kernels.quantized import rounded_rows, rounding
 from kernels.quantized.linear import dequantized
 from kernels.quantized.narrow import NarrowWeight
-from kernels.quantized.scaled import ScaledWeight
+from kernels.quantized.scaled import FLOAT8, ScaledWeight
 from tests.pairs import pairwise
 from worker_svc.models.fused_gemms import Hidden
-from worker_svc.models.stored.narrow_gemms import NarrowLinear, NormedNarrowLinear
+from worker_svc.models.stored.narrow_gemms import NarrowLinear, NormedNarrowLinear, added
 
 CUDA = torch.device("cuda")
 EPS = 1e-6
@@ -119,3 +119,32 @@ def test_many_rows_are_rounded_and_multiplied_in_8_bits(rows) -> None:
     assert found[5].isnan().all()
     assert found[:5].isfinite().all()
     assert found[6:].isfinite().all()
+
+
+@pytest.mark.gpu
+def test_the_device_rounds_as_integer_operations_do() -> None:
+    """All numbers of a type, down to subnormal ones and up to the largest of a row."""
+    halves = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16).view(torch.bfloat16)
+    x = halves[halves.isfinite()].reshape(-1, 16).cuda()
+    values, scales = rounded_rows.rounded(x)
+    scaled = x.float() * (1 / scales)[:, None]
+    expected = fp8.narrowed(scaled, torch.ones(len(x), device="cuda"), FLOAT8)
+    assert torch.equal(values.view(torch.uint8), expected.view(torch.uint8))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rows", [17, 256])
+def test_what_is_between_two_products_in_8_bits_is_rounded_on_the_way(rows) -> None:
+    """The same as by separate kernels, but where sums of squares are added in another order."""
+    weight, _, x, norm, bias, residual = make("float8", (4096, 4096), rows)
+    linear = NarrowLinear.of(weight, bias, torch.bfloat16)
+    reader = NormedNarrowLinear(NarrowLinear.of(weight, None, torch.bfloat16), norm)
+    apart = Hidden(linear.added(x, residual.clone()))
+    found = added(linear, x, residual.clone(), reader, EPS)
+    assert apart.rounded is None and found.rounded is not None
+    assert torch.equal(found.residual, apart.residual)
+    assert_near(reader(found, EPS)[0], reader(apart, EPS)[0].float(), 1e-3)
+    assert_near(reader.gated(found, EPS), reader.gated(apart, EPS).float(), 1e-3)
+    x[5, 0] = float("inf")
+    found = reader(added(linear, x, residual.clone(), reader, EPS), EPS)[0]
+    assert found[5].isnan().all() and found[:5].isfinite().all() and found[6:].isfinite().all()

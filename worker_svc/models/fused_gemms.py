@@ -22,6 +22,7 @@ from kernels.gemm.cublas_lt import GemmKind, LibraryGemm
 from kernels.gemm.tiled_linear import tiled_linear
 from kernels.norm.rms_norm import rms_norm
 from kernels.norm.silu_and_mul import silu_and_mul
+from kernels.quantized.rounded_rows import RoundedRows
 from worker_svc.models.layers import RMSNorm
 from worker_svc.models.linear import Linear
 from worker_svc.parallel.peer_memory import Slot
@@ -41,6 +42,7 @@ class Hidden:
 
     residual: Tensor
     normed: Tensor | None = None
+    rounded: RoundedRows | None = None  # the norm in 8 bits, for the GEMM that comes next
 
 
 @dataclass(frozen=True, slots=True)

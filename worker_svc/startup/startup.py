@@ -1,5 +1,6 @@
 """Builds the parts of each start-up phase: the loaded model, then a runner with its KV cache."""
 
+import gc
 import logging
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -131,6 +132,10 @@ def build_runner(config: WorkerConfig, model: LoadedModel, num_blocks: int) -> M
     Counting the blocks that fit runs the largest step, so this waits for the kernels.
     """
     finish_compiling(model)
+    if model.device.type == "cuda":
+        # Modules and weights stay, and each of the captures to come searches for garbage.
+        gc.collect()
+        gc.freeze()
     group = model.decoder.group
     # Before anything is tuned, which may turn out otherwise at the next start.
     for one in (model.decoder, *([] if model.draft is None else [model.draft.decoder])):

@@ -34,6 +34,13 @@ def test_a_row_is_rounded_by_its_own_largest_number(width, dtype, device):
     assert ((wide(values, scales) - x.float()).abs() <= bound * 1.001).all()
 
 
+def test_a_row_of_numbers_whose_inverse_is_infinite_becomes_zero(device):
+    x = torch.tensor([[1e-38, 0.0] * 8, [1e-34, 0.0] * 8], device=device)
+    values, scales = rounded_rows.rounded(x)
+    assert torch.equal(wide(values, scales)[0], torch.zeros(16, device=device))
+    torch.testing.assert_close(wide(values, scales)[1], x[1])
+
+
 @types
 def test_its_norm_is_rounded(dtype, device):
     x, norm = torch.randn(3, 96, device=device).to(dtype), torch.rand(96, device=device).to(dtype)
@@ -69,3 +76,27 @@ def test_sums_are_rescaled(width, dtype, device):
     gate, up = expected.chunk(2, dim=1)
     found = rounded_rows.gated(y, scales, by_output).float()
     torch.testing.assert_close(found, F.silu(gate) * up, **near)
+
+
+@types
+@pytest.mark.parametrize("width", [32, 1040])
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_what_is_rescaled_is_rounded_in_the_same_kernel(width, has_bias, dtype, device):
+    y, residual = (torch.randn(4, width, device=device).to(dtype) for _ in range(2))
+    norm, bias = (torch.rand(width, device=device).to(dtype) for _ in range(2))
+    given = torch.rand(4, device=device), torch.rand(width, device=device)
+    added = bias if has_bias else None
+    expected = rounded_rows.rescaled(y.clone(), *given, added, residual)
+    wanted = rounded_rows.rounded(expected, norm, 1e-5)
+    found = rounded_rows.rescaled_and_rounded(y, *given, added, residual, norm, 1e-5)
+    assert torch.equal(y, expected)
+    torch.testing.assert_close(found.scales, wanted.scales, rtol=1e-6, atol=0.0)
+    steps = wide(*found) - wide(*wanted)
+    # Where sums are added in another order, a number may fall on the other side of a boundary.
+    assert (steps != 0).float().mean() < 0.01
+
+
+def test_rows_too_wide_for_a_program_are_refused(device):
+    y, ones = torch.zeros(1, 32784, device=device), torch.ones(32784, device=device)
+    with pytest.raises(ValueError, match="at most 32768"):
+        rounded_rows.rescaled_and_rounded(y, ones[:1], ones, None, y, ones, 1e-5)

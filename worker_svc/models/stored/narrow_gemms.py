@@ -22,6 +22,7 @@ from kernels.norm.silu_and_mul import silu_and_mul
 from kernels.quantized import linear as kernels
 from kernels.quantized import rounded_rows
 from kernels.quantized.narrow import NarrowWeight
+from kernels.quantized.rounded_rows import RoundedRows
 from kernels.quantized.scaled import FLOAT8
 from worker_svc.config import kernel_cache
 from worker_svc.models.fused_gemms import FusedLinear, Hidden, NormedLinear
@@ -61,7 +62,7 @@ class NarrowLinear:
         if (rows := self.rows_for(len(x))) is not None:
             return rows.linear(x, self.weight, self.bias)
         if self.rounds(len(x)):
-            return self.rescaled(*rounded_rows.rounded(x))
+            return self.of_rounded(rounded_rows.rounded(x))
         if len(x) <= kernels.MAX_ROWS:
             return kernels.linear(x, self.weight, self.bias)
         return F.linear(x, kernels.dequantized(self.weight, x.dtype), self.bias)
@@ -71,7 +72,7 @@ class NarrowLinear:
         if (rows := self.rows_for(len(x))) is not None:
             return rows.linear(x, self.weight, self.bias, residual)
         if self.rounds(len(x)):
-            return self.rescaled(*rounded_rows.rounded(x), residual)
+            return self.of_rounded(rounded_rows.rounded(x), residual)
         if len(x) <= kernels.MAX_ROWS:
             return kernels.linear(x, self.weight, self.bias, residual)
         if self.bias is not None:
@@ -96,10 +97,22 @@ class NarrowLinear:
         weight = self.weight.data.view(FLOAT8).t()
         return torch._scaled_mm(values, weight, self.unit, self.unit, out_dtype=torch.bfloat16)
 
-    def rescaled(self, values: Tensor, scales: Tensor, residual: Tensor | None = None) -> Tensor:
-        """x @ W.T + b, plus the residual, of rows x = values * scales."""
-        by_output = self.weight.scales.view(-1)
-        return rounded_rows.rescaled(self.product(values), scales, by_output, self.bias, residual)
+    @property
+    def output_scales(self) -> Tensor:
+        """[N], of a weight whose columns have one scale."""
+        return self.weight.scales.view(-1)
+
+    def of_rounded(self, x: RoundedRows, residual: Tensor | None = None) -> Tensor:
+        """x @ W.T + b, plus the residual."""
+        y = self.product(x.values)
+        return rounded_rows.rescaled(y, x.scales, self.output_scales, self.bias, residual)
+
+    def added_and_rounded(self, x: Tensor, residual: Tensor, norm: Tensor, eps: float) -> Hidden:
+        """`added` for rows that are rounded, and the norm of that, rounded."""
+        values, scales = rounded_rows.rounded(x)
+        y = self.product(values)
+        given = (scales, self.output_scales, self.bias, residual, norm, eps)
+        return Hidden(y, rounded=rounded_rows.rescaled_and_rounded(y, *given))
 
     def rounds(self, num_rows: int) -> bool:
         """Whether so many rows are rounded to 8 bits."""
@@ -131,7 +144,7 @@ class NormedNarrowLinear:
         if (rows := linear.rows_for(len(x))) is not None:
             return rows.linear(x, linear.weight, linear.bias, norm=self.norm, eps=eps), None
         if linear.rounds(len(x)):
-            return linear.rescaled(*rounded_rows.rounded(x, self.norm, eps)), None
+            return linear.of_rounded(self._rounded(hidden, eps)), None
         return linear(rms_norm(x, self.norm, eps)), None
 
     def gated(self, hidden: Hidden, eps: float) -> Tensor:
@@ -139,9 +152,9 @@ class NormedNarrowLinear:
         x, linear = hidden.residual, self.linear
         rows = linear.rows_for(len(x))
         if linear.rounds(len(x)) and hidden.normed is None and linear.bias is None:
-            values, scales = rounded_rows.rounded(x, self.norm, eps)
-            by_output = linear.weight.scales.view(-1)
-            return rounded_rows.gated(linear.product(values), scales, by_output)
+            found = self._rounded(hidden, eps)
+            y = linear.product(found.values)
+            return rounded_rows.gated(y, found.scales, linear.output_scales)
         if rows is None or hidden.normed is not None or not narrow_rows.suits(linear.weight, True):
             return silu_and_mul(self(hidden, eps)[0], None, eps)
         given = linear.weight, linear.bias
@@ -150,6 +163,29 @@ class NormedNarrowLinear:
     def norms(self, num_rows: int) -> bool:
         """Whether the GEMM kernel for this number of rows also computes the norm."""
         return self.linear.rows_for(num_rows) is not None
+
+    def _rounded(self, hidden: Hidden, eps: float) -> RoundedRows:
+        if hidden.rounded is not None:
+            return hidden.rounded
+        return rounded_rows.rounded(hidden.residual, self.norm, eps)
+
+
+def added(
+    linear: FusedLinear | NarrowLinear,
+    x: Tensor,
+    residual: Tensor,
+    reader: NormedLinear | NormedNarrowLinear | None,
+    eps: float,
+) -> Hidden:
+    """x @ W.T + b plus the residual, which may be overwritten; its norm, too, where both round."""
+    if (
+        isinstance(linear, NarrowLinear)
+        and isinstance(reader, NormedNarrowLinear)
+        and linear.rounds(len(x))
+        and reader.linear.rounds(len(x))
+    ):
+        return linear.added_and_rounded(x, residual, reader.norm, eps)
+    return Hidden(linear.added(x, residual))
 
 
 def gemm_of(linear: Linear) -> FusedLinear | NarrowLinear:
