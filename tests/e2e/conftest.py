@@ -51,6 +51,7 @@ class Product:
     worker_options: tuple[str, ...] = ("--kv-cache-gib", "1")
     options: tuple[str, ...] = ()  # of every service
     environ: dict[str, str] = field(default_factory=dict)
+    device: str = "cpu"
     http_port: int = field(default_factory=free_port)
     grpc_port: int = field(default_factory=free_port)
     scheduler_port: int = field(default_factory=free_port)
@@ -96,7 +97,7 @@ class Product:
             scheduler_port=self.scheduler_port,
             worker_port=self.worker_port,
             dtype="float32",
-            device="cpu",
+            device=self.device,
             gateway_options=self.options,
         )
 
@@ -106,9 +107,12 @@ class Product:
         spec = next(spec for spec in plan(settings, self.model) if spec.module == module)
         path, environ = self.logs / f"{name}.log", environment_of_users(**self.environ)
         # Libraries may read variables of its own when they are imported. Ranks of a killed worker
-        # end a moment after it: a fork would start sooner, and find their ports in use.
+        # end a moment after it: a fork would start sooner, and find their ports in use. The parent
+        # of a fork may have asked for devices, after which CUDA does not start in the fork.
         has_ranks = any("tensor-parallel-size" in word for word in spec.arguments)
-        if module in warm.LIBRARIES and not self.environ and not has_ranks:
+        is_on_cuda = module == "worker_svc" and self.device == "cuda"
+        is_forked = not (self.environ or has_ranks or is_on_cuda)
+        if module in warm.LIBRARIES and is_forked:
             self.processes[name] = warm.start(module, spec.arguments, ROOT, path, environ)
             return
         started = "tests.e2e.forks.ranks" if has_ranks and not self.environ else module
