@@ -2,6 +2,7 @@
 
     python -m bench.compare.speculation [--model FILE] [--method ngram suffix] [--streams 1 8]
     python -m bench.compare.speculation --method draft_model [--draft-model FILE] [--deepened 4]
+    python -m bench.compare.speculation --widened qwen3-8b --device cuda --dtype bfloat16
 
 Prompts whose answers repeat them (edit this code, summarize this text, fill this JSON) are answered
 greedily, and prompts of random tokens at temperature 1, `--streams` at a time. Off and on run in
@@ -24,6 +25,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pagewire
+from bench.compare.widened import widened
+from bench.harness import checkpoints
 from bench.harness.checkpoints import deepened
 from bench.harness.records import Results
 from bench.harness.repeating import REPEATING, random_prompts
@@ -34,6 +37,7 @@ from pagewire.cli.launcher import services
 from pagewire.cli.launcher.options.draft_model import words_for_worker
 
 MAX_MODEL_LEN = 2048  # of a deepened model, whose blocks are large
+CACHE = {"cpu": ("--kv-cache-gib", "1"), "cuda": ("--num-kv-blocks", "4096")}  # one of several
 RANDOM_LENGTH, RANDOM_VOCABULARY = 200, 10_000
 REPEATED, RANDOM = "repeating", "random"
 
@@ -64,8 +68,12 @@ def main(arguments: Sequence[str]) -> int:
             deep = Path(stack.enter_context(TemporaryDirectory())) / "deep"
             plain = options.model or ensure()
             options.model = deepened(plain, deep, options.deepened, MAX_MODEL_LEN)
+        if options.widened:
+            room = stack.enter_context(checkpoints.room(options.widened))
+            options.model = widened(options.model or ensure(), room, options.widened)
         clients = {
-            name: stack.enter_context(served(options, config)) for name, config in configs.items()
+            name: stack.enter_context(served(options, config, device=options.device))
+            for name, config in configs.items()
         }
         for workload in (REPEATED, RANDOM):
             for num_streams in options.streams:
@@ -83,6 +91,8 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     add("--method", nargs="+", default=["ngram"], choices=["ngram", "suffix", "draft_model"])
     add("--draft-model", type=Path, help="folder or GGUF file (default: the model itself)")
     add("--deepened", type=int, metavar="TIMES", help="serve the folder's model with more layers")
+    add("--widened", choices=checkpoints.SHAPES, help="serve the folder's model in this shape")
+    add("--device", choices=("cpu", "cuda"), default="cpu")
     add("--tokens", type=int, default=4, help="num_speculative_tokens")
     add("--streams", type=int, nargs="+", default=[1], help="requests at a time")
     add("--max-tokens", type=int, default=160, help="of each answer")
@@ -94,13 +104,17 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 @contextmanager
 def served(
-    options: argparse.Namespace, config: dict[str, object] | None, *scheduler: str
+    options: argparse.Namespace,
+    config: dict[str, object] | None,
+    *scheduler: str,
+    device: str = "cpu",
 ) -> Iterator[pagewire.Client]:
     """The product with these drafts and more options of the scheduler, while it is entered."""
     ports = free_ports()
     text = None if config is None else json.dumps(config)
     scheduler += () if text is None else ("--speculative-config", text)
-    worker = ("--dtype", options.dtype, "--kv-cache-gib", "1", *words_for_worker(text))
+    given = ("--device", device, "--dtype", options.dtype)
+    worker = (*given, *CACHE[device], *words_for_worker(text))
     specs = services.plan(settings(ports, worker, scheduler), options.model or ensure_file())
     with (
         started(specs, ports),
