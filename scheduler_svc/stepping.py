@@ -25,6 +25,7 @@ from scheduler_svc.explain.trace import StepRecord, Trace
 from scheduler_svc.observe.step_log import log_step
 from scheduler_svc.observe.step_profile import LoopProfile
 from scheduler_svc.speculation.start import make_drafter
+from scheduler_svc.speculation.trial import AnsweredStep
 from scheduler_svc.worker.link import Answer, LinkLost, WorkerLink
 from scheduler_svc.worker.pace import Pace
 from scheduler_svc.worker.state_check import StateCheck, StateDiffers
@@ -58,6 +59,7 @@ class Stepping:
         self.state_check = StateCheck(core, interval)
         speculation = config.speculative_config
         self._drafter = None if speculation is None else make_drafter(speculation, core)
+        self._last_received_s: float | None = None  # the answer to a step with rows
 
     @property
     def awaits_answer(self) -> bool:
@@ -152,8 +154,15 @@ class Stepping:
             log_step(record, self._core)
         if len(record.plan.slots):  # else it took no time that a step of tokens takes
             self._pace.stepped(record.plan, record.sent_s, self._core.now_s)
-            if self._drafter is not None:
-                self._drafter.stepped(record.plan, record.duration_s or 0.0)
+            self._tell_drafter(record, received_s, len(outputs.token_ids))
+
+    def _tell_drafter(self, record: StepRecord, received_s: float, num_tokens: int) -> None:
+        if self._drafter is None:
+            return
+        duration_s, before_s = record.duration_s or 0.0, self._last_received_s
+        self._last_received_s = received_s
+        period_s = duration_s if before_s is None else received_s - before_s
+        self._drafter.stepped(AnsweredStep(record.plan, duration_s, period_s, num_tokens))
 
     def _note_done(self, step_id: int) -> StepRecord:
         return self._trace.done(step_id, time.monotonic())

@@ -10,13 +10,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from scheduler_svc.core import Drafts, Scheduler, Sequence, Status, StepPlan
+from scheduler_svc.core import Drafts, Scheduler, Sequence, Status
 from scheduler_svc.core.request.request import TokenIds
 from scheduler_svc.core.step.plan import NO_DRAFTS
 from scheduler_svc.speculation.lookup import look_up
 from scheduler_svc.speculation.options import SpeculationOptions
 from scheduler_svc.speculation.past_outputs import PastOutputs
 from scheduler_svc.speculation.pay import Batch, StepCosts, best_length
+from scheduler_svc.speculation.trial import AnsweredStep, Trial
 
 _AT_FIRST = 0.45  # the probability that a prediction comes true, before any was seen
 _FADE = 0.85  # of it, with each new prediction
@@ -64,20 +65,24 @@ class Drafter:
         self._core = core
         self._courses: dict[Sequence, _Course] = {}
         self._costs = StepCosts()
+        self._trial = Trial()
         self._past = PastOutputs(
             options.suffix_decoding_max_cached_requests, options.suffix_decoding_max_tree_depth
         )
 
-    def stepped(self, plan: StepPlan, duration_s: float) -> None:
+    def stepped(self, done: AnsweredStep) -> None:
         """Takes note of what a step took."""
-        if not plan.num_prefill_tokens and not plan.reset and plan.num_tokens:
-            self._costs.observe(plan.num_tokens, duration_s)
+        if done.is_decode:
+            self._costs.observe(done.plan.num_tokens, done.period_s)
+        self._trial.stepped(done, len(self._core.view.running))
 
     def propose(self) -> Drafts:
         """Drafts by slot, for the rows whose drafts pay; none for all others."""
         self._keep_outputs()
         running, limit = self._core.view.running, self._options.disable_by_batch_size
         if not running or (limit and len(running) >= limit):
+            return NO_DRAFTS
+        if not self._trial.allows(len(running)):
             return NO_DRAFTS
         courses = {s: self._courses.get(s) or _Course(self._num_known(s)) for s in running}
         self._courses = courses

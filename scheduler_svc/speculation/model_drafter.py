@@ -12,6 +12,7 @@ from scheduler_svc.core import Drafts, Scheduler, Sequence, StepPlan
 from scheduler_svc.core.step.plan import NO_DRAFTS, WorkerDraft
 from scheduler_svc.speculation.options import SpeculationOptions
 from scheduler_svc.speculation.pay import Batch, StepCosts, best_choice
+from scheduler_svc.speculation.trial import AnsweredStep
 
 _AT_FIRST = 0.7  # the probability that a draft comes true, before any was verified
 _FADE = 0.9  # of it, with each new draft
@@ -68,10 +69,11 @@ class ModelDrafter:
         self._plain_s = 0.0  # that steps without drafts took since the last with them
         self._period = _PERIODS[0]
 
-    def stepped(self, plan: StepPlan, duration_s: float) -> None:
+    def stepped(self, done: AnsweredStep) -> None:
         """Takes note of a step that was answered, and of what it took."""
+        plan, duration_s = done.plan, done.duration_s
         lags = self._verified(plan) if plan.drafts else []
-        if plan.num_prefill_tokens or plan.reset or not plan.num_tokens:
+        if not done.is_decode:
             return
         with_drafts = bool(plan.drafts)
         if with_drafts is not self._with_drafts:

@@ -6,16 +6,17 @@ from typing import Protocol
 from pagewire.gguf.files import model_name
 from pagewire.hub import names
 from pagewire.v1 import worker_pb2
-from scheduler_svc.core import Drafts, Scheduler, StepPlan
+from scheduler_svc.core import Drafts, Scheduler
 from scheduler_svc.speculation.drafter import Drafter
 from scheduler_svc.speculation.model_drafter import ModelDrafter
 from scheduler_svc.speculation.options import Method, SpeculationOptions
+from scheduler_svc.speculation.trial import AnsweredStep
 
 
 class Drafting(Protocol):
     """The drafts of one core; belongs to the event loop's thread."""
 
-    def stepped(self, plan: StepPlan, duration_s: float) -> None:
+    def stepped(self, done: AnsweredStep) -> None:
         """Takes note of a step that was answered, and of what it took."""
 
     def propose(self) -> Drafts:

@@ -21,6 +21,7 @@ from scheduler_svc.core import (
 )
 from scheduler_svc.core.estimate.step_time import StepTime
 from scheduler_svc.core.step.plan import NO_DRAFTS
+from scheduler_svc.speculation.trial import AnsweredStep
 from scheduler_svc.worker.pace import Pace
 from simulator.capacity.outputs import Outputs
 from simulator.capacity.speculation import VirtualSpeculation
@@ -184,7 +185,9 @@ class VirtualServer:
         outputs = self._core.update(done.step.result)
         self._pace.stepped(done.plan, done.sent_s, self._now_s)
         if self._drafter is not None:
-            self._drafter.stepped(done.plan, self._now_s - max(done.sent_s, self._last_done_s))
+            duration_s = self._now_s - max(done.sent_s, self._last_done_s)
+            period_s, num_tokens = self._now_s - self._last_done_s, len(outputs.token_ids)
+            self._drafter.stepped(AnsweredStep(done.plan, duration_s, period_s, num_tokens))
         self._last_done_s = self._now_s
         for handle in outputs.handles.tolist():
             outcome = self._outcomes[handle]

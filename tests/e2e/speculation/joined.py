@@ -14,6 +14,7 @@ from scheduler_svc.core.step.plan import NO_DRAFTS
 from scheduler_svc.sampling import resolve
 from scheduler_svc.speculation.options import SpeculationOptions
 from scheduler_svc.speculation.start import make_drafter
+from scheduler_svc.speculation.trial import AnsweredStep
 from scheduler_svc.worker.state_check import StateCheck
 from worker_svc.config import WorkerConfig
 from worker_svc.protocol.codec import decode_step, encode_output
@@ -153,5 +154,6 @@ class Joined:
         for finished in outputs.finished:
             self.told[finished.request.handle].reason = finished.reason
         if self.drafter is not None:
-            self.drafter.stepped(plan, self._step_s * (1 + 0.02 * plan.num_tokens))
+            seconds = self._step_s * (1 + 0.02 * plan.num_tokens)
+            self.drafter.stepped(AnsweredStep(plan, seconds, seconds, len(outputs.token_ids)))
         check_invariants(self.core)

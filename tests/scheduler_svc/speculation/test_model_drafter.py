@@ -6,6 +6,7 @@ import pytest
 from scheduler_svc.core import Request, Scheduler, SchedulerConfig, StepPlan, StepResult
 from scheduler_svc.speculation.model_drafter import ModelDrafter
 from scheduler_svc.speculation.options import Method, SpeculationOptions
+from scheduler_svc.speculation.trial import AnsweredStep
 
 OPTIONS = SpeculationOptions(Method.DRAFT_MODEL, 4)
 
@@ -54,7 +55,8 @@ class Served:
         num_sampled = np.array(counts, dtype=np.int32)
         tokens = np.full(num_sampled.sum(), 99, dtype=np.int32)
         self.core.update(StepResult(plan.step_id, tokens, num_sampled=num_sampled))
-        self.drafter.stepped(plan, seconds + longest * self.draft_s)
+        seconds += longest * self.draft_s
+        self.drafter.stepped(AnsweredStep(plan, seconds, seconds, len(tokens)))
         self.drafted.append(longest)
 
     def run(self, num_steps: int) -> list[int]:
