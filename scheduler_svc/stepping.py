@@ -24,8 +24,8 @@ from scheduler_svc.explain.first_tokens import FirstTokenStep
 from scheduler_svc.explain.trace import StepRecord, Trace
 from scheduler_svc.observe.step_log import log_step
 from scheduler_svc.observe.step_profile import LoopProfile
+from scheduler_svc.speculation.draft_trial import AnsweredStep
 from scheduler_svc.speculation.start import make_drafter
-from scheduler_svc.speculation.trial import AnsweredStep
 from scheduler_svc.worker.link import Answer, LinkLost, WorkerLink
 from scheduler_svc.worker.pace import Pace
 from scheduler_svc.worker.state_check import StateCheck, StateDiffers

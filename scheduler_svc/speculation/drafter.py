@@ -13,11 +13,11 @@ import numpy as np
 from scheduler_svc.core import Drafts, Scheduler, Sequence, Status
 from scheduler_svc.core.request.request import TokenIds
 from scheduler_svc.core.step.plan import NO_DRAFTS
+from scheduler_svc.speculation.draft_trial import AnsweredStep, DraftTrial
 from scheduler_svc.speculation.lookup import look_up
 from scheduler_svc.speculation.options import SpeculationOptions
 from scheduler_svc.speculation.past_outputs import PastOutputs
 from scheduler_svc.speculation.pay import Batch, StepCosts, best_length
-from scheduler_svc.speculation.trial import AnsweredStep, Trial
 
 _AT_FIRST = 0.45  # the probability that a prediction comes true, before any was seen
 _FADE = 0.85  # of it, with each new prediction
@@ -65,7 +65,7 @@ class Drafter:
         self._core = core
         self._courses: dict[Sequence, _Course] = {}
         self._costs = StepCosts()
-        self._trial = Trial()
+        self._trial = DraftTrial()
         self._past = PastOutputs(
             options.suffix_decoding_max_cached_requests, options.suffix_decoding_max_tree_depth
         )

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 from scheduler_svc.core import Drafts, Scheduler, Sequence, StepPlan
 from scheduler_svc.core.step.plan import NO_DRAFTS, WorkerDraft
+from scheduler_svc.speculation.draft_trial import AnsweredStep
 from scheduler_svc.speculation.options import SpeculationOptions
 from scheduler_svc.speculation.pay import Batch, StepCosts, best_choice
-from scheduler_svc.speculation.trial import AnsweredStep
 
 _AT_FIRST = 0.7  # the probability that a draft comes true, before any was verified
 _FADE = 0.9  # of it, with each new draft

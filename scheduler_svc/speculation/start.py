@@ -7,10 +7,10 @@ from pagewire.gguf.files import model_name
 from pagewire.hub import names
 from pagewire.v1 import worker_pb2
 from scheduler_svc.core import Drafts, Scheduler
+from scheduler_svc.speculation.draft_trial import AnsweredStep
 from scheduler_svc.speculation.drafter import Drafter
 from scheduler_svc.speculation.model_drafter import ModelDrafter
 from scheduler_svc.speculation.options import Method, SpeculationOptions
-from scheduler_svc.speculation.trial import AnsweredStep
 
 
 class Drafting(Protocol):

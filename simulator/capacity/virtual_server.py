@@ -21,7 +21,7 @@ from scheduler_svc.core import (
 )
 from scheduler_svc.core.estimate.step_time import StepTime
 from scheduler_svc.core.step.plan import NO_DRAFTS
-from scheduler_svc.speculation.trial import AnsweredStep
+from scheduler_svc.speculation.draft_trial import AnsweredStep
 from scheduler_svc.worker.pace import Pace
 from simulator.capacity.outputs import Outputs
 from simulator.capacity.speculation import VirtualSpeculation

@@ -12,9 +12,9 @@ from scheduler_svc.core import FinishReason, Request, Scheduler, SchedulerConfig
 from scheduler_svc.core.invariants import check_invariants
 from scheduler_svc.core.step.plan import NO_DRAFTS
 from scheduler_svc.sampling import resolve
+from scheduler_svc.speculation.draft_trial import AnsweredStep
 from scheduler_svc.speculation.options import SpeculationOptions
 from scheduler_svc.speculation.start import make_drafter
-from scheduler_svc.speculation.trial import AnsweredStep
 from scheduler_svc.worker.state_check import StateCheck
 from worker_svc.config import WorkerConfig
 from worker_svc.protocol.codec import decode_step, encode_output

@@ -93,7 +93,7 @@ class _Paces:
             self.is_drafting, self.num_left = False, 1
 
 
-class Trial:
+class DraftTrial:
     """Of one core's steps, apart for each power of two of running rows."""
 
     def __init__(self) -> None:
