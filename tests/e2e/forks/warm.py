@@ -30,6 +30,7 @@ from tests.pace import patience
 # By module what is imported before it is forked: all but the module itself.
 LIBRARIES = {
     "worker_svc": "worker_svc.serving.server",
+    "tests.e2e.forks.ranks": "worker_svc.serving.server",
     "scheduler_svc": "scheduler_svc.engine",
     "gateway": "gateway.server",
     "pagewire": "pagewire.cli",
