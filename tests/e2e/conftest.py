@@ -25,7 +25,7 @@ from pagewire.v1 import scheduler_pb2, scheduler_pb2_grpc
 from tests.e2e.forks import warm
 from tests.pace import patience
 from tests.ports import free_port
-from tests.tiny_model import save_tiny_model
+from tests.tiny_model import FEW_WORDS, save_tiny_model
 
 ROOT = Path(__file__).parents[2]
 START_TIMEOUT_S = patience(180.0)
@@ -211,6 +211,16 @@ def model() -> Path:
 def tiny_model(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model with random weights and the default model's tokenizer, for tests without language."""
     return save_tiny_model(tmp_path_factory.mktemp("models") / "tiny", model)
+
+
+@pytest.fixture(scope="session")
+def terse_model(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same with few of its words, for tests that start services again and again.
+
+    Worker and gateway read all words when they start, twice: more than a second in place of 0.1.
+    """
+    folder = tmp_path_factory.mktemp("models") / "tiny"
+    return save_tiny_model(folder, model, FEW_WORDS)
 
 
 @contextmanager

@@ -113,11 +113,11 @@ class Secured:
 
 
 @pytest.fixture(scope="module")
-def up(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
+def up(terse_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
     if shutil.which("openssl") is None:
         pytest.skip("needs the command openssl")
-    secured = Secured(tmp_path_factory.mktemp("secured"), tiny_model)
-    words = ["--tls", "--api-keys", str(secured.write_keys()), "--model", str(tiny_model)]
+    secured = Secured(tmp_path_factory.mktemp("secured"), terse_model)
+    words = ["--tls", "--api-keys", str(secured.write_keys()), "--model", str(terse_model)]
     words += ["--device", "cpu", "--dtype", "float32", "--log-dir", str(secured.folder)]
     probes = {name: f"--health-port {port}" for name, port in secured.probes.items()}
     words += [f"--worker-options=--threads 1 --kv-cache-gib 0.2 {probes['worker']}"]
