@@ -26,6 +26,10 @@ LONG = (
 # Together they take longest and mostly wait: they begin with what computes, in all that is tested.
 NETWORK = ("deploy/cluster", "e2e/page")
 
+# Each file needs the same dozen libraries, of three seconds of a compiler each: at once, each
+# process would compile all of them.
+COMPILED = "kernels/cpu"
+
 # Folders by what their tests cost. What is in none of them costs as much as the middle.
 FOLDERS = (
     ("wire", "protos", "simulator", "scheduler_svc/core"),
@@ -73,12 +77,14 @@ def rank(item: pytest.Item) -> tuple[int, int]:
 
 
 def group_of(path: Path, nodeid: str) -> str:
-    """What names the tests that run in one process: a product, the network, a file or one test."""
+    """What names the tests that run in one process: a product, a folder, a file or one test."""
     place = path.relative_to(TESTS)
     if str(place) in APART:
         return nodeid
     if str(place.parent) in NETWORK:
         return "network"
+    if str(place.parent) == COMPILED:
+        return COMPILED
     is_whole_path = place.parts[0] == "e2e"
     return (product_of(path.read_text()) if is_whole_path else "") or nodeid.partition("::")[0]
 

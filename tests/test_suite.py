@@ -38,6 +38,7 @@ def test_a_file_is_with_the_product_that_it_takes(source: str, expected: str) ->
         ("e2e/rolling/test_rolling_upgrade.py", "e2e/rolling/test_rolling_upgrade.py"),
         ("e2e/page/test_page_in_chromium.py", "network"),
         ("deploy/cluster/test_standin.py", "network"),
+        ("kernels/cpu/test_cpu_bounds.py", "kernels/cpu"),
         ("gateway/http/test_http.py", "gateway/http/test_http.py"),
         ("e2e/test_dtypes.py", "e2e/test_dtypes.py::test_a[1]"),
     ],
@@ -47,7 +48,7 @@ def test_groups_of_this_suite(name: str, group: str) -> None:
 
 
 def test_files_and_folders_with_a_place_of_their_own_exist() -> None:
-    for name in (*order.APART, *order.LONG, *order.NETWORK, *order.RANKS):
+    for name in (*order.APART, *order.LONG, *order.NETWORK, order.COMPILED, *order.RANKS):
         assert (order.TESTS / name).exists(), name
     stems = {path.stem for path in order.TESTS.rglob("test_*.py")}
     assert set(order.SLOW_FILES) <= stems

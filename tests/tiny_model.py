@@ -1,5 +1,6 @@
 """A model of no language that a worker starts in seconds, with the default model's tokenizer."""
 
+import json
 import shutil
 from pathlib import Path
 
@@ -7,8 +8,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from tests.worker_svc.random_models import save_random_model
 
+ALL_WORDS, FEW_WORDS = 49152, 4096  # tokens of the tokenizer
 CONFIG = {
-    "vocab_size": 49152,  # of the tokenizer
     "hidden_size": 64,
     "intermediate_size": 128,
     "num_hidden_layers": 2,
@@ -35,9 +36,22 @@ TOOL_TEMPLATE = """\
 {% endif %}"""
 
 
-def save_tiny_model(folder: Path, default_model: Path) -> Path:
-    """Random weights in a folder, next to the tokenizer and the chat template of the default."""
-    save_random_model(folder, (LlamaConfig, LlamaForCausalLM), CONFIG)
-    for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
+def save_tiny_model(folder: Path, default_model: Path, num_tokens: int = ALL_WORDS) -> Path:
+    """Random weights in a folder, next to the default's chat template and first tokens."""
+    config = CONFIG | {"vocab_size": num_tokens}
+    save_random_model(folder, (LlamaConfig, LlamaForCausalLM), config)
+    for name in ("tokenizer_config.json", "generation_config.json"):
         shutil.copy(default_model / name, folder)
+    definition = (default_model / "tokenizer.json").read_text()
+    (folder / "tokenizer.json").write_text(with_first_tokens(definition, num_tokens))
     return folder
+
+
+def with_first_tokens(definition: str, num_tokens: int) -> str:
+    """A tokenizer.json that splits into the first tokens: later ones are merges of these."""
+    tokenizer = json.loads(definition)
+    model = tokenizer["model"]
+    kept = {token: number for token, number in model["vocab"].items() if number < num_tokens}
+    model["vocab"] = kept
+    model["merges"] = [pair for pair in model["merges"] if "".join(pair) in kept]
+    return json.dumps(tokenizer, ensure_ascii=False)

@@ -12,7 +12,7 @@ from tests.deploy.cluster.network import why_not
 from tests.deploy.cluster.node.images import LIBRARIES, Images
 from tests.deploy.cluster.standin import Client, StandIn, Tools
 from tests.packaging.wheels import build_wheel, install
-from tests.tiny_model import save_tiny_model
+from tests.tiny_model import FEW_WORDS, save_tiny_model
 
 ROOT = Path(__file__).parents[2]
 
@@ -49,7 +49,7 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Images:
 def served_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the tiny model in `tiny/`, readable by all users."""
     folder = tmp_path_factory.mktemp("models")
-    model = save_tiny_model(folder / "tiny", ensure())
+    model = save_tiny_model(folder / "tiny", ensure(), FEW_WORDS)
     for path in (folder, model, *model.iterdir()):
         path.chmod(0o755 if path.is_dir() else 0o644)
     return folder

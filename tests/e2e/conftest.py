@@ -25,7 +25,7 @@ from pagewire.v1 import scheduler_pb2, scheduler_pb2_grpc
 from tests.e2e.forks import warm
 from tests.pace import patience
 from tests.ports import free_port
-from tests.tiny_model import save_tiny_model
+from tests.tiny_model import FEW_WORDS, save_tiny_model
 
 ROOT = Path(__file__).parents[2]
 START_TIMEOUT_S = patience(180.0)
@@ -106,16 +106,17 @@ class Product:
         name = name or module
         spec = next(spec for spec in plan(settings, self.model) if spec.module == module)
         path, environ = self.logs / f"{name}.log", environment_of_users(**self.environ)
-        # Libraries may read variables of its own when they are imported. Ranks of a killed worker
-        # end a moment after it: a fork would start sooner, and find their ports in use. The parent
-        # of a fork may have asked for devices, after which CUDA does not start in the fork.
+        # Libraries may read variables of its own when they are imported; OpenTelemetry is imported
+        # later. Ranks of a killed worker end a moment after it: a fork would start sooner, and
+        # find their ports in use. The parent of a fork may have asked for devices, after which
+        # CUDA does not start in the fork.
+        reads_late = all(variable.startswith("OTEL_") for variable in self.environ)
         has_ranks = any("tensor-parallel-size" in word for word in spec.arguments)
         is_on_cuda = module == "worker_svc" and self.device == "cuda"
-        is_forked = not (self.environ or has_ranks or is_on_cuda)
-        if module in warm.LIBRARIES and is_forked:
+        if module in warm.LIBRARIES and reads_late and not (has_ranks or is_on_cuda):
             self.processes[name] = warm.start(module, spec.arguments, ROOT, path, environ)
             return
-        started = "tests.e2e.forks.ranks" if has_ranks and not self.environ else module
+        started = "tests.e2e.forks.ranks" if has_ranks and reads_late else module
         with path.open("ab") as log:
             self.processes[name] = subprocess.Popen(
                 [sys.executable, "-m", started, *spec.arguments],
@@ -211,6 +212,16 @@ def model() -> Path:
 def tiny_model(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model with random weights and the default model's tokenizer, for tests without language."""
     return save_tiny_model(tmp_path_factory.mktemp("models") / "tiny", model)
+
+
+@pytest.fixture(scope="session")
+def terse_model(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same with few of its words, for tests that start services again and again.
+
+    Worker and gateway read all words when they start, twice: more than a second in place of 0.1.
+    """
+    folder = tmp_path_factory.mktemp("models") / "tiny"
+    return save_tiny_model(folder, model, FEW_WORDS)
 
 
 @contextmanager

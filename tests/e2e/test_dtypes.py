@@ -63,16 +63,16 @@ def answer(model: Path, dtype: str, **variables: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def expected(tiny_model: Path) -> str:
+def expected(terse_model: Path) -> str:
     """The answer of transformers in float32."""
-    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
+    tokenizer = AutoTokenizer.from_pretrained(terse_model)
     prompt = tokenizer.apply_chat_template(
         [{"role": "user", "content": QUESTION}],
         add_generation_prompt=True,
         return_dict=True,
         return_tensors="pt",
     )
-    theirs = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32).eval()
+    theirs = AutoModelForCausalLM.from_pretrained(terse_model, dtype=torch.float32).eval()
     with torch.inference_mode():
         output = theirs.generate(**prompt, do_sample=False, max_new_tokens=MAX_SAMPLE_TOKENS)
     token_ids = output[0, prompt["input_ids"].shape[1] :]
@@ -88,15 +88,15 @@ def check(found: str, dtype: str, expected: str) -> None:
 
 @pytest.mark.parametrize(("name", "dtype"), CASES)
 def test_every_dtype_answers_with_every_instruction_set(
-    tiny_model: Path, expected: str, name: str, dtype: str
+    terse_model: Path, expected: str, name: str, dtype: str
 ) -> None:
     if name not in available():
         pytest.skip(f"no {name} here")
-    check(answer(tiny_model, dtype, PAGEWIRE_CPU_ISA=name), dtype, expected)
+    check(answer(terse_model, dtype, PAGEWIRE_CPU_ISA=name), dtype, expected)
 
 
 @pytest.mark.parametrize("dtype", DTYPES if os.environ.get("PAGEWIRE_ALL_DTYPES") else ["bfloat16"])
 def test_every_dtype_answers_without_a_compiler(
-    tiny_model: Path, expected: str, dtype: str
+    terse_model: Path, expected: str, dtype: str
 ) -> None:
-    check(answer(tiny_model, dtype, PATH="", CC=""), dtype, expected)
+    check(answer(terse_model, dtype, PATH="", CC=""), dtype, expected)

@@ -21,10 +21,10 @@ NUM_OTHERS = 4
 
 
 @pytest.fixture
-def poisoned(tiny_model: Path, tmp_path: Path) -> Iterator[Product]:
+def poisoned(terse_model: Path, tmp_path: Path) -> Iterator[Product]:
     """A product of its own, whose worker dies at the first step of a request named so."""
     small = ("--threads", "1", "--kv-cache-gib", "0.2", *FAILPOINT)
-    with Product(tiny_model, tmp_path, small) as running:
+    with Product(terse_model, tmp_path, small) as running:
         running.start()
         yield running
         assert running.stop() == {"worker_svc": 0, "scheduler_svc": 0, "gateway": 0}

@@ -29,8 +29,8 @@ SMALL = ("--worker-options=--threads 1 --kv-cache-gib 0.2 --failpoint=slow@1:0.0
 
 
 @pytest.fixture(scope="module")
-def supervised(tiny_model: Path) -> Iterator[Supervised]:
-    with Supervised(tiny_model, [*OPTIONS, *SMALL]) as product:
+def supervised(terse_model: Path) -> Iterator[Supervised]:
+    with Supervised(terse_model, [*OPTIONS, *SMALL]) as product:
         yield product
 
 
@@ -102,9 +102,9 @@ def test_at_sigterm_all_streams_complete_new_ones_are_refused_and_the_status_is_
 
 
 def test_with_little_time_to_drain_the_rest_ends_with_an_error_event_and_done(
-    tiny_model: Path,
+    terse_model: Path,
 ) -> None:
-    with Supervised(tiny_model, [*OPTIONS, *SMALL, "--drain-timeout-s", "1"]) as product:
+    with Supervised(terse_model, [*OPTIONS, *SMALL, "--drain-timeout-s", "1"]) as product:
         body = {"prompt": "Hello", "stream": True, "max_tokens": 2000, "ignore_eos": True}
         request = urllib.request.Request(
             f"http://127.0.0.1:{product.ports.gateway_http}/v1/completions",

@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.e2e.forks import command
 from tests.pace import paced, patience
 from tests.ports import free_port
 
@@ -19,7 +20,33 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 ROOT = Path(__file__).parents[2]
 
 
-async def spawn(*options: str) -> asyncio.subprocess.Process:
+class Forked:
+    """A gateway that was forked, with the methods of a process of asyncio that tests use."""
+
+    def __init__(self, started: command.Command) -> None:
+        self._started, self.pid = started, started.pid
+        self.terminate, self.kill = started.terminate, started.kill
+
+    @property
+    def returncode(self) -> int | None:
+        return self._started.poll()
+
+    async def wait(self) -> int:
+        await self.communicate()  # closes the pipes
+        return self._started.wait()
+
+    async def communicate(self) -> tuple[bytes, bytes]:
+        out, err = await asyncio.to_thread(self._started.communicate)
+        return out.encode(), err.encode()
+
+
+async def spawn(*options: str) -> Forked:
+    started = await asyncio.to_thread(command.start, "gateway", options, ROOT, os.environ)
+    return Forked(started)
+
+
+async def spawn_anew(*options: str) -> asyncio.subprocess.Process:
+    """As users start it."""
     return await asyncio.create_subprocess_exec(
         sys.executable, "-m", "gateway", *options, cwd=ROOT, stderr=asyncio.subprocess.PIPE
     )
@@ -43,7 +70,7 @@ async def test_sigterm_lets_a_live_stream_end_and_exits_with_0(
     scheduler.hangs_after = 1
     port = free_port()
     ports = ("--http-port", str(port), "--grpc-port", str(free_port()))
-    process = await spawn("--model", str(model_folder), "--scheduler", address, *ports)
+    process = await spawn_anew("--model", str(model_folder), "--scheduler", address, *ports)
     try:
         async with httpx.AsyncClient(
             base_url=f"http://127.0.0.1:{port}", timeout=patience(10)
@@ -106,13 +133,13 @@ def children_of(pid: int) -> list[int]:
     return [int(p) for p in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
-def is_replaced(process: asyncio.subprocess.Process, before: list[int]) -> bool:
+def is_replaced(process: Forked, before: list[int]) -> bool:
     """Whether another child has the place of the first one, and the second one is there."""
     now = children_of(process.pid)
     return len(now) == 2 and before[0] not in now and before[1] in now
 
 
-async def end_all(process: asyncio.subprocess.Process) -> None:
+async def end_all(process: Forked) -> None:
     """Kills what a failed test has left of a supervisor and its children."""
     if process.returncode is None:
         for pid in children_of(process.pid):

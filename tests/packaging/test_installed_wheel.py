@@ -7,7 +7,7 @@ import pytest
 from default_model.folder import ensure
 from tests.packaging.wheels import Environment, build_wheel, install
 from tests.ports import free_port
-from tests.tiny_model import save_tiny_model
+from tests.tiny_model import FEW_WORDS, save_tiny_model
 
 PORTS = ("--http-port", "--grpc-port", "--scheduler-port", "--worker-port")
 NO_KERNELS = "no CPU kernels, torch computes everything"
@@ -33,7 +33,7 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Environm
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny_model(tmp_path_factory.mktemp("models") / "tiny", ensure())
+    return save_tiny_model(tmp_path_factory.mktemp("models") / "tiny", ensure(), FEW_WORDS)
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from tests.deploy.images.dockerfile import ROOT, read
 from tests.deploy.images.replay import Container, Replay, container, why_not
 from tests.pace import patience
 from tests.ports import free_port
-from tests.tiny_model import save_tiny_model
+from tests.tiny_model import FEW_WORDS, save_tiny_model
 
 IMAGES = ("gateway", "scheduler", "worker-cpu")
 WITHOUT_TORCH = ("gateway", "scheduler")
@@ -122,7 +122,7 @@ def images(replays: dict[str, Replay]) -> dict[str, Container]:
 
 @pytest.fixture(scope="module")
 def host(images: dict[str, Container], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
-    model = save_tiny_model(tmp_path_factory.mktemp("models") / "tiny", ensure())
+    model = save_tiny_model(tmp_path_factory.mktemp("models") / "tiny", ensure(), FEW_WORDS)
     for path in (model, *model.iterdir()):
         path.chmod(0o755 if path.is_dir() else 0o644)
     host = Host(images, model, tmp_path_factory.mktemp("host"))

@@ -16,8 +16,8 @@ PORTS = ("--http-port", "--grpc-port", "--scheduler-port", "--worker-port")
 SMALL = "--worker-options=--threads 1 --kv-cache-gib 0.2"
 
 
-def test_a_model_of_a_hub_is_served_by_its_name(tiny_model: Path, tmp_path: Path) -> None:
-    files = {path.name: path.read_bytes() for path in tiny_model.iterdir()}
+def test_a_model_of_a_hub_is_served_by_its_name(terse_model: Path, tmp_path: Path) -> None:
+    files = {path.name: path.read_bytes() for path in terse_model.iterdir()}
     with running_hub() as hub:
         hub.repositories["org/tiny"] = Repository({"main": files})
         environ = environment_of_users(HF_ENDPOINT=hub.url, HF_HOME=str(tmp_path))

@@ -30,8 +30,11 @@ from tests.pace import patience
 # By module what is imported before it is forked: all but the module itself.
 LIBRARIES = {
     "worker_svc": "worker_svc.serving.server",
+    "tests.e2e.forks.ranks": "worker_svc.serving.server",
     "scheduler_svc": "scheduler_svc.engine",
     "gateway": "gateway.server",
+    "pagewire": "pagewire.cli",
+    "pagewire.hub": "pagewire.hub.names",
 }
 START_S = patience(60.0)
 
@@ -83,11 +86,23 @@ def start(
     module: str, arguments: Sequence[str], folder: Path, log: Path, environ: Mapping[str, str]
 ) -> Fork:
     """Starts a service in `folder`; what it says is added to `log`, which is there on return."""
-    log.touch()
+    with log.open("ab") as said:
+        return fork(module, arguments, folder, (said.fileno(), said.fileno()), environ)
+
+
+def fork(
+    module: str,
+    arguments: Sequence[str],
+    folder: Path,
+    outputs: tuple[int, int],
+    environ: Mapping[str, str],
+) -> Fork:
+    """Starts a module in `folder`, with its stdout and stderr."""
     asked = socket.socket(socket.AF_UNIX)
     asked.settimeout(START_S)
     asked.connect(_address_of(module))
-    words = [module, list(arguments), str(folder), str(log), dict(environ)]
+    socket.send_fds(asked, [b"2"], outputs)
+    words = [module, list(arguments), str(folder), dict(environ)]
     asked.sendall(json.dumps(words).encode() + b"\n")
     pid = int(asked.recv(64))
     asked.settimeout(None)
@@ -142,11 +157,14 @@ def _serve(address: str, library: str) -> None:
 def _answer(connection: socket.socket) -> NoReturn:
     """Starts one service, tells its id, waits for its end and tells its status."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    _, outputs, _, _ = socket.recv_fds(connection, 1, 2)
     with connection.makefile() as lines:
         words = json.loads(lines.readline())
     if not (pid := os.fork()):
         connection.close()
-        _run(*words)
+        _run(*words, outputs)
+    for output in outputs:  # who reads one sees its end when the service ends
+        os.close(output)
     connection.sendall(b"%d" % pid)
     _, status = os.waitpid(pid, 0)
     with contextlib.suppress(BrokenPipeError):  # if who asked has gone
@@ -155,16 +173,16 @@ def _answer(connection: socket.socket) -> NoReturn:
 
 
 def _run(
-    module: str, arguments: list[str], folder: str, log: str, environ: dict[str, str]
+    module: str, arguments: list[str], folder: str, environ: dict[str, str], outputs: list[int]
 ) -> NoReturn:
     """What `python -m module` does in a new process."""
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environ)
-    said = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     nothing = os.open(os.devnull, os.O_RDONLY)
-    for opened, number in ((nothing, 0), (said, 1), (said, 2)):
+    for number, opened in enumerate((nothing, *outputs)):
         os.dup2(opened, number)
+        os.close(opened)
     sys.argv[1:] = arguments
     status = 1
     try:

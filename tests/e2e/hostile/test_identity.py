@@ -1,6 +1,7 @@
 """`pagewire up --tls --api-keys`: TLS on all ports, and roles on each service."""
 
 import json
+import os
 import shutil
 import signal
 import ssl
@@ -19,6 +20,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 import pagewire
+from kernels.cpu.build import cache_folder
 from pagewire.cli.launcher.certificates import make_certificates
 from tests.e2e.conftest import ROOT, environment_of_users
 from tests.pace import patience
@@ -113,11 +115,15 @@ class Secured:
 
 
 @pytest.fixture(scope="module")
-def up(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
+def up(terse_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
     if shutil.which("openssl") is None:
         pytest.skip("needs the command openssl")
-    secured = Secured(tmp_path_factory.mktemp("secured"), tiny_model)
-    words = ["--tls", "--api-keys", str(secured.write_keys()), "--model", str(tiny_model)]
+    secured = Secured(tmp_path_factory.mktemp("secured"), terse_model)
+    (secured.cache / "pagewire").mkdir(parents=True)
+    compiled = cache_folder(os.environ)  # by other tests
+    compiled.mkdir(parents=True, exist_ok=True)
+    (secured.cache / "pagewire" / "kernels").symlink_to(compiled)
+    words = ["--tls", "--api-keys", str(secured.write_keys()), "--model", str(terse_model)]
     words += ["--device", "cpu", "--dtype", "float32", "--log-dir", str(secured.folder)]
     probes = {name: f"--health-port {port}" for name, port in secured.probes.items()}
     words += [f"--worker-options=--threads 1 --kv-cache-gib 0.2 {probes['worker']}"]

@@ -39,12 +39,12 @@ class Observed:
 
 
 @pytest.fixture(scope="session")
-def observed(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Observed]:
+def observed(terse_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Observed]:
     sink = OtlpSink()
     sink.start()
     endpoint = ("--otlp-endpoint", f"http://127.0.0.1:{sink.port}")
     product = Product(
-        tiny_model,
+        terse_model,
         tmp_path_factory.mktemp("observed-logs"),
         ("--threads", "1", "--kv-cache-gib", "0.3"),
         options=(*endpoint, "--log-format", "json", "--log-level", "debug"),

@@ -17,11 +17,11 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def product(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Product]:
+def product(terse_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Product]:
     # 49 blocks of 16 tokens: some 12 of these requests.
     small = ("--threads", "1", "--max-model-len", "512", "--num-kv-blocks", "50")
     kind = ("--kv-cache-dtype", "fp8_e4m3")
-    with Product(tiny_model, tmp_path_factory.mktemp("logs"), (*small, *kind)) as running:
+    with Product(terse_model, tmp_path_factory.mktemp("logs"), (*small, *kind)) as running:
         running.start()
         yield running
 

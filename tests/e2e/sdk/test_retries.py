@@ -34,9 +34,9 @@ class Verdict(pydantic.RootModel[Literal["yes", "no"]]):
 
 
 @pytest.fixture(scope="module")
-def stack(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Product]:
+def stack(terse_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Product]:
     folder = tmp_path_factory.mktemp("sdk")
-    model = Path(shutil.copytree(tiny_model, folder / "tiny"))
+    model = Path(shutil.copytree(terse_model, folder / "tiny"))
     (model / "chat_template.jinja").write_text(EFFORT + TOOL_TEMPLATE)
     queue = ("--max-num-seqs", "4", "--max-waiting-requests", "3", "--policy", "priority")
     # Of slow steps: requests still run when the gateway is to be killed, on any machine.

@@ -39,10 +39,10 @@ def _answer(client: pagewire.Client, name: str) -> pagewire.Completion:
 
 @pytest.fixture(scope="module")
 def expected(
-    tiny_model: Path, tmp_path_factory: pytest.TempPathFactory
+    terse_model: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, pagewire.Completion]:
     """The answers of a product that drafts nothing."""
-    plain = Product(tiny_model, tmp_path_factory.mktemp("plain"), SMALL)
+    plain = Product(terse_model, tmp_path_factory.mktemp("plain"), SMALL)
     try:
         plain.start()
         with connected(plain) as client:
@@ -53,12 +53,12 @@ def expected(
 
 @pytest.fixture(scope="module", params=CONFIGS)
 def drafting(
-    request: pytest.FixtureRequest, tiny_model: Path, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest, terse_model: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Product]:
-    product = Product(tiny_model, tmp_path_factory.mktemp("drafting"), SMALL)
+    product = Product(terse_model, tmp_path_factory.mktemp("drafting"), SMALL)
     try:
         if "draft_model" in request.param:  # the same model: all that it drafts comes true
-            product.worker_options += ("--draft-model", str(tiny_model))
+            product.worker_options += ("--draft-model", str(terse_model))
         if "two ranks" in request.param:
             product.worker_options += ("--tensor-parallel-size", "2")
         product.start_worker()

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.e2e.forks import command
+from tests.e2e.forks.warm import LIBRARIES
 from tests.pace import patience
 from tests.pagewire.hub.stand_in import Hub, running_hub
 
@@ -31,7 +33,11 @@ def environ(hub: Hub, tmp_path: Path) -> dict[str, str]:
 @pytest.fixture
 def run(environ: dict[str, str]) -> Run:
     def run_python(*arguments: str, **variables: str) -> "subprocess.CompletedProcess[str]":
-        """A Python process to its end."""
+        """A Python process to its end; a fork, where that has the libraries of its module."""
+        if arguments[0] == "-m" and arguments[1] in LIBRARIES:
+            started = command.start(arguments[1], arguments[2:], ROOT, environ | variables)
+            said = started.communicate(timeout=patience(60))
+            return subprocess.CompletedProcess(arguments, started.wait(), *said)
         return subprocess.run(
             [sys.executable, *arguments],
             env=environ | variables,

@@ -20,10 +20,11 @@ from pathlib import Path
 import grpc
 from grpc_health.v1 import health, health_pb2_grpc
 
-from pagewire.v1 import inference_pb2 as pb
-from pagewire.v1 import types_pb2
-
 NAME = "{name}"
+if NAME == "gateway":
+    from pagewire.v1 import inference_pb2 as pb
+    from pagewire.v1 import types_pb2
+
 WORDS = ["The capital", " of France", " is Paris."]
 arguments, words = {{}}, sys.argv[1:]
 while words:  # a switch has no value, and is empty here
@@ -75,21 +76,23 @@ def answer(request, context):
         yield (pb.ChatStreamResponse if is_chat else pb.GenerateStreamResponse)(delta=delta)
 
 
-handlers = {{
-    "ChatStream": grpc.unary_stream_rpc_method_handler(
-        answer, pb.ChatStreamRequest.FromString, pb.ChatStreamResponse.SerializeToString
-    ),
-    "GenerateStream": grpc.unary_stream_rpc_method_handler(
-        answer, pb.GenerateStreamRequest.FromString, pb.GenerateStreamResponse.SerializeToString
-    ),
-    "Tokenize": grpc.unary_unary_rpc_method_handler(
-        tokenize, pb.TokenizeRequest.FromString, pb.TokenizeResponse.SerializeToString
-    ),
-}}
+def inference():
+    return grpc.method_handlers_generic_handler("pagewire.v1.InferenceService", {{
+        "ChatStream": grpc.unary_stream_rpc_method_handler(
+            answer, pb.ChatStreamRequest.FromString, pb.ChatStreamResponse.SerializeToString
+        ),
+        "GenerateStream": grpc.unary_stream_rpc_method_handler(
+            answer, pb.GenerateStreamRequest.FromString, pb.GenerateStreamResponse.SerializeToString
+        ),
+        "Tokenize": grpc.unary_unary_rpc_method_handler(
+            tokenize, pb.TokenizeRequest.FromString, pb.TokenizeResponse.SerializeToString
+        ),
+    }})
+
+
 server = grpc.server(ThreadPoolExecutor(4))
-server.add_generic_rpc_handlers(
-    (grpc.method_handlers_generic_handler("pagewire.v1.InferenceService", handlers),)
-)
+if NAME == "gateway":
+    server.add_generic_rpc_handlers((inference(),))
 health_pb2_grpc.add_HealthServicer_to_server(health.HealthServicer(), server)
 server.add_insecure_port("127.0.0.1:" + arguments.get("--grpc-port", arguments.get("--port", "")))
 server.start()

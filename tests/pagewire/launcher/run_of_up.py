@@ -2,11 +2,10 @@
 
 import json
 import os
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
+from tests.e2e.forks import command
 from tests.pace import patience
 from tests.ports import free_port
 
@@ -21,19 +20,18 @@ class Up:
         self.folder = folder
         self._checkout = checkout or folder
         self.ports = [free_port() for _ in PORT_OPTIONS]
-        self._runs: list[subprocess.Popen[str]] = []
+        self._runs: list[command.Command] = []
         self._limits: list[threading.Timer] = []
 
-    def start(self, *options: str, fake: str = "", **environ: str) -> "subprocess.Popen[str]":
-        command = [sys.executable, "-m", "pagewire", "up", "--checkout", str(self._checkout)]
+    def start(self, *options: str, fake: str = "", **environ: str) -> command.Command:
+        words = ["up", "--checkout", str(self._checkout)]
         for option, port in zip(PORT_OPTIONS, self.ports, strict=True):
-            command += [option, str(port)]
-        run = subprocess.Popen(
-            [*command, "--log-dir", str(self.folder / "logs"), *options],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "XDG_CACHE_HOME": str(self.folder), "FAKE": fake, **environ},
+            words += [option, str(port)]
+        run = command.start(
+            "pagewire",
+            [*words, "--log-dir", str(self.folder / "logs"), *options],
+            Path.cwd(),
+            {**os.environ, "XDG_CACHE_HOME": str(self.folder), "FAKE": fake, **environ},
         )
         self._runs.append(run)
         # What waits for its output then sees the end.
@@ -55,7 +53,7 @@ class Up:
         begun = [name for name in NAMES if (self.folder / f"{name}.json").exists()]
         return [pid for name in begun for pid in self.note(name)["pids"]]
 
-    def wait_for(self, run: "subprocess.Popen[str]", text: str) -> str:
+    def wait_for(self, run: command.Command, text: str) -> str:
         seen = ""
         for line in run.stdout:
             seen += line

@@ -7,8 +7,6 @@ import os
 import re
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -30,6 +28,7 @@ from pagewire.v1.scheduler_pb2_grpc import (
 from scheduler_svc.engine import Engine
 from scheduler_svc.service import SchedulerService
 from scheduler_svc.worker.link import FencedOut
+from tests.e2e.forks import warm
 from tests.pace import paced, patience
 from tests.scheduler_svc.conftest import service_config
 from tests.worker_svc.conftest import (
@@ -66,7 +65,7 @@ OPTIONS = {
 class RankGroup:
     """A group of two ranks, started by `worker_svc --tensor-parallel-size 2`."""
 
-    process: subprocess.Popen[bytes]
+    process: warm.Fork
     log_path: Path
     port: int = 0
     epochs: Iterator[int] = field(default_factory=lambda: count(1000))
@@ -106,14 +105,9 @@ def start_group(
 ) -> RankGroup:
     options = {**OPTIONS, **changes, "--model": str(folder)}
     arguments = [part for pair in options.items() for part in pair]
-    with log_path.open("wb") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "tests.e2e.forks.ranks", *arguments],
-            cwd=REPOSITORY,
-            stderr=log,
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
-        )
-    return RankGroup(process, log_path)
+    environ = os.environ | {"OMP_NUM_THREADS": "1"}
+    forked = warm.start("tests.e2e.forks.ranks", arguments, REPOSITORY, log_path, environ)
+    return RankGroup(forked, log_path)
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from pagewire.v1 import worker_pb2
 from scheduler_svc.config import parse as parse_scheduler_options
 from scheduler_svc.core_config import core_config
+from tests.e2e.forks import warm
 from tests.pace import paced, patience
 from tests.worker_svc.conftest import TIMEOUT_S, WORKER_CONFIG, Attachment, Worker, make_sequence
 from worker_svc.config import WorkerConfig, parse
@@ -192,24 +193,24 @@ def test_every_start_has_its_own_incarnation(start_worker: StartWorker, llama_fo
     assert len(incarnations - {0}) == 2
 
 
-Process = Callable[..., subprocess.Popen[str]]
+Started = subprocess.Popen[bytes] | warm.Fork
+Process = Callable[..., Started]
 
 
 @pytest.fixture
 def start_process(tmp_path: Path) -> Iterator[Process]:
-    """Starts `python -m worker_svc`; kills processes that a test leaves."""
-    processes: list[subprocess.Popen[str]] = []
+    """Starts `python -m worker_svc`, as a fork or not; kills processes that a test leaves."""
+    processes: list[Started] = []
 
-    def start(*options: str) -> subprocess.Popen[str]:
+    def start(*options: str, is_forked: bool = True) -> Started:
         log_path = tmp_path / f"log-{len(processes)}"
-        with log_path.open("w") as log:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "worker_svc", "--device", "cpu", *options],
-                cwd=REPOSITORY,
-                stderr=log,
-                text=True,
-                env=os.environ | {"OMP_NUM_THREADS": "1"},
-            )
+        words, environ = ["--device", "cpu", *options], os.environ | {"OMP_NUM_THREADS": "1"}
+        if is_forked:
+            process: Started = warm.start("worker_svc", words, REPOSITORY, log_path, environ)
+        else:
+            command = [sys.executable, "-m", "worker_svc", *words]
+            with log_path.open("w") as log:
+                process = subprocess.Popen(command, cwd=REPOSITORY, stderr=log, env=environ)
         process.log_path = log_path
         processes.append(process)
         return process
@@ -220,7 +221,7 @@ def start_process(tmp_path: Path) -> Iterator[Process]:
         process.wait(TIMEOUT_S)
 
 
-def wait_for_line(process: subprocess.Popen[str], text: str) -> str:
+def wait_for_line(process: Started, text: str) -> str:
     deadline_s = time.monotonic() + TIMEOUT_S
     while time.monotonic() < deadline_s:
         for line in process.log_path.read_text().splitlines():
@@ -234,7 +235,8 @@ def wait_for_line(process: subprocess.Popen[str], text: str) -> str:
 def test_a_process_with_a_model_starts_up_serves_and_stops_soon(
     start_process: Process, llama_folder: Path
 ) -> None:
-    process = start_process("--model", str(llama_folder), "--port", "0", "--num-kv-blocks", "20")
+    model = ("--model", str(llama_folder), "--num-kv-blocks", "20")
+    process = start_process(*model, "--port", "0", is_forked=False)
     port = wait_for_line(process, "listening on").rsplit(":", 1)[1]
     wait_for_line(process, "worker is READY")
     with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:

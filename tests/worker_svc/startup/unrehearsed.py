@@ -1,10 +1,12 @@
 """Prints the number of kernels found by rehearsals, and the steps that need further kernels.
 
-Runs in a process of its own, without computing. Arguments: a model's folder and, as JSON, steps of
-[decoding rows, prompt, prompt ...].
+Runs in a process of its own, without computing. Arguments: as JSON, steps of [decoding rows,
+prompt, prompt ...], and folders of models; each has a line, and a fork that knows no other's
+kernels.
 """
 
 import json
+import os
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -44,7 +46,7 @@ def main(folder: Path, steps: list[list[int]]) -> None:
         run(runner, *step)
         if found[before:]:
             surprises.append([step, found[before:]])
-    print(json.dumps([num_rehearsed, surprises]))
+    print(json.dumps([num_rehearsed, surprises]), flush=True)
 
 
 @torch.inference_mode()
@@ -72,4 +74,9 @@ def penalize(runner: CudaRunner, num_rows: int) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), json.loads(sys.argv[2]))
+    for folder in sys.argv[2:]:
+        if not (child := os.fork()):
+            main(Path(folder), json.loads(sys.argv[1]))
+            os._exit(0)
+        if status := os.waitpid(child, 0)[1]:
+            sys.exit(os.waitstatus_to_exitcode(status))

@@ -1,11 +1,14 @@
 """dtype `auto` on CPU: the fastest by a margin, and stable across starts."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 import torch
 
+from kernels.cpu.build import cache_folder
+from kernels.cpu.library import load
 from worker_svc.tuning import cpu_dtype
 from worker_svc.tuning.cpu_dtype import WeightShapes, choose, quickest
 
@@ -26,19 +29,31 @@ def test_bfloat16_unless_float32_is_clearly_quicker(
     assert choose({torch.bfloat16: bfloat16_ms, torch.float32: float32_ms}) == expected
 
 
+@pytest.fixture
+def compiled(tmp_path: Path) -> Path:
+    """A cache that has the libraries which other tests have compiled, and nothing else."""
+    folder = tmp_path / "kernels"
+    folder.mkdir()
+    for dtype in (torch.float32, torch.bfloat16):
+        load(dtype)
+    for library in cache_folder(os.environ).glob("*.so"):
+        (folder / library.name).symlink_to(library)
+    return tmp_path
+
+
 @pytest.mark.parametrize("kernels", ["0", "1"])
 def test_what_was_measured_is_remembered(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kernels: str
+    compiled: Path, monkeypatch: pytest.MonkeyPatch, kernels: str
 ) -> None:
     environment = {
         "PATH": "/usr/local/bin:/usr/bin:/bin",
-        "PAGEWIRE_CACHE": str(tmp_path),
+        "PAGEWIRE_CACHE": str(compiled),
         "PAGEWIRE_CPU_KERNELS": kernels,
     }
     first = quickest(SHAPES, environment)
     monkeypatch.setattr(cpu_dtype, "_measure", lambda *_: pytest.fail("measured again"))
     assert quickest(SHAPES, environment) == first
-    (path,) = (tmp_path / "kernels").glob("dtype-*.json")
+    (path,) = (compiled / "kernels").glob("dtype-*.json")
     found = json.loads(path.read_text())
     quicker, slower = torch.float32, torch.bfloat16
     found["ms"] = {"bfloat16": 2.0, "float32": 1.0}
