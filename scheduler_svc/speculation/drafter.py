@@ -14,7 +14,7 @@ from scheduler_svc.core import Drafts, Scheduler, Sequence, Status
 from scheduler_svc.core.request.request import TokenIds
 from scheduler_svc.core.step.plan import NO_DRAFTS
 from scheduler_svc.speculation.draft_trial import AnsweredStep, DraftTrial
-from scheduler_svc.speculation.lookup import look_up
+from scheduler_svc.speculation.lookup import look_up, look_up_rows
 from scheduler_svc.speculation.options import SpeculationOptions
 from scheduler_svc.speculation.past_outputs import PastOutputs
 from scheduler_svc.speculation.pay import Batch, StepCosts, best_length
@@ -61,7 +61,7 @@ class Drafter:
     ) -> None:
         """`predict` stands in for the look-up, where a simulation has no text to look up in."""
         self._options = options
-        self._predict = predict or self._looked_up
+        self._predict = predict
         self._core = core
         self._courses: dict[Sequence, _Course] = {}
         self._costs = StepCosts()
@@ -86,7 +86,7 @@ class Drafter:
             return NO_DRAFTS
         courses = {s: self._courses.get(s) or _Course(self._num_known(s)) for s in running}
         self._courses = courses
-        drafting = {s: course for s, course in courses.items() if self._predicts(s, course)}
+        drafting = self._foreseen()
         if not drafting:
             return NO_DRAFTS
         mean = sum(course.probability for course in drafting.values()) / len(drafting)
@@ -94,11 +94,8 @@ class Drafter:
         length = best_length(batch, self._options.num_speculative_tokens, self._costs)
         if not length:
             return NO_DRAFTS
-        drafts = {}
-        for sequence, course in drafting.items():
-            assert sequence.slot is not None
-            drafts[sequence.slot] = self._refreshed(sequence, course)[:length]
-        return drafts
+        self._look_up(drafting)
+        return {s.slot: c.predicted[:length] for s, c in drafting.items() if s.slot is not None}
 
     def _keep_outputs(self) -> None:
         """Keeps those of requests that have ended, for others to draft from."""
@@ -106,29 +103,40 @@ class Drafter:
             self._past.add(sequence)
             del self._courses[sequence]
 
-    def _predicts(self, sequence: Sequence, course: _Course) -> bool:
-        """Whether a request's tokens predict the next ones, and have done so well enough."""
-        if not sequence.request.takes_drafts:
-            return False
-        assert sequence.slot is not None
-        num_known = self._num_known(sequence)
-        if num_known > course.num_seen:
-            came = self._core.view.token_ids[sequence.slot, course.num_seen : num_known]
-            course.compare(came)
-        if not len(course.predicted):
-            self._refreshed(sequence, course)
-        return bool(len(course.predicted)) and course.probability >= _LEAST
+    def _foreseen(self) -> dict[Sequence, _Course]:
+        """The requests whose tokens predict the next ones, and have done so well enough."""
+        watched = {s: course for s, course in self._courses.items() if s.request.takes_drafts}
+        for sequence, course in watched.items():
+            num_known = self._num_known(sequence)
+            if num_known > course.num_seen:
+                course.compare(
+                    self._core.view.token_ids[sequence.slot, course.num_seen : num_known]
+                )
+        self._look_up({s: course for s, course in watched.items() if not len(course.predicted)})
+        return {
+            s: course
+            for s, course in watched.items()
+            if len(course.predicted) and course.probability >= _LEAST
+        }
 
-    def _refreshed(self, sequence: Sequence, course: _Course) -> TokenIds:
-        """What the tokens of a request predict now, looked up once for the same tokens."""
-        if not course.is_fresh:
-            course.predicted = self._predict(sequence, course.num_seen)
-            course.is_fresh = True
-        return course.predicted
+    def _look_up(self, courses: dict[Sequence, _Course]) -> None:
+        """Finds what the tokens of requests predict now, once for the same tokens."""
+        stale = {s: course for s, course in courses.items() if not course.is_fresh}
+        predicted = self._predicted(list(stale), [course.num_seen for course in stale.values()])
+        for course, tokens in zip(stale.values(), predicted, strict=True):
+            course.predicted, course.is_fresh = tokens, True
 
-    def _looked_up(self, sequence: Sequence, num_known: int) -> TokenIds:
-        known = self._core.view.token_ids[sequence.slot, :num_known]
-        return look_up(known, self._options, self._past.of(sequence.request))
+    def _predicted(self, sequences: list[Sequence], num_known: list[int]) -> list[TokenIds]:
+        if self._predict is not None:
+            pairs = zip(sequences, num_known, strict=True)
+            return [self._predict(sequence, known) for sequence, known in pairs]
+        token_ids, slots = self._core.view.token_ids, [s.slot for s in sequences]
+        past = [self._past.of(sequence.request) for sequence in sequences]
+        if not any(map(len, past)):
+            where = np.array(slots, dtype=np.intp), np.array(num_known, dtype=np.intp)
+            return look_up_rows(token_ids, *where, self._options)
+        rows = zip(slots, num_known, past, strict=True)
+        return [look_up(token_ids[slot, :n], self._options, others) for slot, n, others in rows]
 
     def _num_known(self, sequence: Sequence) -> int:
         return self._core.view.num_tokens(sequence)
