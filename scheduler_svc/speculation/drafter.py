@@ -21,6 +21,7 @@ from scheduler_svc.speculation.pay import Batch, StepCosts, best_length
 
 _AT_FIRST = 0.45  # the probability that a prediction comes true, before any was seen
 _FADE = 0.85  # of it, with each new prediction
+_REMEMBERED = 2048  # steps; a first one that was disturbed must not count for ever
 _LEAST = 0.4  # below it a request is only watched, whatever a step costs
 
 
@@ -64,7 +65,8 @@ class Drafter:
         self._predict = predict
         self._core = core
         self._courses: dict[Sequence, _Course] = {}
-        self._costs = StepCosts()
+        self._plain, self._drafted = StepCosts(), StepCosts()  # of steps without drafts, and with
+        self._num_decodes = 0
         self._trial = DraftTrial()
         self._past = PastOutputs(
             options.suffix_decoding_max_cached_requests, options.suffix_decoding_max_tree_depth
@@ -73,7 +75,11 @@ class Drafter:
     def stepped(self, done: AnsweredStep) -> None:
         """Takes note of what a step took."""
         if done.is_decode:
-            self._costs.observe(done.plan.num_tokens, done.period_s)
+            self._num_decodes += 1
+            if self._num_decodes % _REMEMBERED == 0:
+                self._drafted = StepCosts()
+            costs = self._drafted if done.plan.drafts else self._plain
+            costs.observe(done.plan.num_tokens, done.period_s)
         self._trial.stepped(done, len(self._core.view.running))
 
     def propose(self) -> Drafts:
@@ -91,7 +97,8 @@ class Drafter:
             return NO_DRAFTS
         mean = sum(course.probability for course in drafting.values()) / len(drafting)
         batch = Batch(len(running), len(drafting), mean)
-        length = best_length(batch, self._options.num_speculative_tokens, self._costs)
+        most = self._options.num_speculative_tokens
+        length = best_length(batch, most, self._plain, self._drafted)
         if not length:
             return NO_DRAFTS
         self._look_up(drafting)

@@ -53,12 +53,12 @@ class StepCosts:
         return sizes[smaller] + part * (sizes[larger] - sizes[smaller])
 
 
-def best_length(batch: Batch, most: int, costs: StepCosts, draft_s: float = 0.0) -> int:
+def best_length(batch: Batch, most: int, plain: StepCosts, drafted: StepCosts | None = None) -> int:
     """The number of drafts per row that brings most tokens a second; 0: none pays.
 
-    To make one draft for each row that drafts takes `draft_s`.
+    Steps with drafts have costs of their own, since the next one is planned after their answer.
     """
-    return best_choice(batch, most, costs, draft_s).length
+    return best_choice(batch, most, plain, 0.0, drafted).length
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +69,17 @@ class BestLength:
     saved_s: float  # for each token of a row
 
 
-def best_choice(batch: Batch, most: int, costs: StepCosts, draft_s: float) -> BestLength:
-    """The length as in `best_length`, and what it saves."""
+def best_choice(
+    batch: Batch,
+    most: int,
+    costs: StepCosts,
+    draft_s: float,
+    drafted: StepCosts | None = None,
+) -> BestLength:
+    """The length as in `best_length`, and what it saves.
+
+    To make one draft for each row that drafts takes `draft_s`.
+    """
     plain_s = costs.of(batch.num_rows)
     if plain_s is None or not batch.num_drafting:
         return BestLength(0, 0.0)
@@ -81,7 +90,8 @@ def best_choice(batch: Batch, most: int, costs: StepCosts, draft_s: float) -> Be
     for length in range(1, most + 1):
         came_true *= batch.probability
         expected += came_true
-        seconds = costs.of(batch.num_rows + length * batch.num_drafting) or plain_s
+        num_verified = batch.num_rows + length * batch.num_drafting
+        seconds = (drafted and drafted.of(num_verified)) or costs.of(num_verified) or plain_s
         seconds += length * draft_s
         num_tokens = others + batch.num_drafting * expected
         if others:  # they go on in the step that the drafting rows await

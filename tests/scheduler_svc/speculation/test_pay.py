@@ -38,7 +38,7 @@ def test_a_large_batch_drafts_nothing_where_its_tokens_cost() -> None:
 
 def test_what_it_takes_to_make_drafts_counts() -> None:
     free = costs(of_1=1.0, of_5=1.0)
-    lengths = [best_length(Batch(1, 1, 0.8), 4, free, draft_s) for draft_s in (0.0, 0.4, 1.0)]
+    lengths = [best_choice(Batch(1, 1, 0.8), 4, free, one).length for one in (0.0, 0.4, 1.0)]
     assert lengths == sorted(lengths, reverse=True) and lengths[0] == 4 and lengths[2] == 0
     assert best_choice(Batch(1, 1, 1.0), 4, free, 0.25) == BestLength(4, pytest.approx(0.6))
 
@@ -48,6 +48,14 @@ def test_rows_that_draft_among_others_await_every_other_step() -> None:
     assert best_length(Batch(8, 8, 0.5), 1, free) == 1
     assert best_length(Batch(8, 1, 0.5), 1, free) == 0  # 1.5 tokens in the time of two steps
     assert best_length(Batch(8, 1, 0.9), 4, free) == 4
+
+
+def test_steps_with_drafts_have_costs_of_their_own() -> None:
+    plain, batch = costs(of_1=1.0, of_5=1.1), Batch(1, 1, 0.9)
+    assert best_length(batch, 4, plain, costs()) == 4
+    assert (
+        best_length(batch, 4, plain, costs(of_5=5.0)) == 0
+    )  # awaited, as the shorter ones will be
 
 
 def test_costs_lie_between_those_measured() -> None:
