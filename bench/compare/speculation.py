@@ -5,8 +5,10 @@
     python -m bench.compare.speculation --widened qwen3-8b --device cuda --dtype bfloat16
 
 Prompts whose answers repeat them (edit this code, summarize this text, fill this JSON) are answered
-greedily, and prompts of random tokens at temperature 1, `--streams` at a time. Off and on run in
-turn, so that both see the same machine; outputs must be equal, token for token, or the run fails.
+greedily, and prompts of random tokens at temperature 1, `--streams` at a time. Several streams have
+several prompts each (`--waves`): of a single wave the slowest answer alone would be timed in the
+end. Off and on run in turn, so that both see the same machine; outputs must be equal, token for
+token, or the run fails, which in bfloat16 it may.
 Without --draft-model the model drafts for itself: every draft comes true, and none can pay. With
 --deepened the model served has so many times its layers, of which the new ones add nothing: every
 draft comes true, and costs so much less than a token of the model served.
@@ -95,6 +97,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     add("--device", choices=("cpu", "cuda"), default="cpu")
     add("--tokens", type=int, default=4, help="num_speculative_tokens")
     add("--streams", type=int, nargs="+", default=[1], help="requests at a time")
+    add("--waves", type=int, default=4, help="prompts of each stream, if there are several streams")
     add("--max-tokens", type=int, default=160, help="of each answer")
     add("--rounds", type=int, default=3, help="of which the median counts")
     add("--dtype", default="float32")
@@ -134,7 +137,8 @@ def _compare(
     found: dict[str, list[Answered]] = {name: [] for name in clients}
     for number in range(options.rounds + 1):
         for name, client in clients.items():
-            measured = answered(client, workload, num_streams, options.max_tokens)
+            waves = options.waves if num_streams > 1 else 1
+            measured = answered(client, workload, num_streams, options.max_tokens, waves)
             if number:  # the first round warms up
                 found[name].append(measured)
     is_equal = True
@@ -149,6 +153,7 @@ def _compare(
             {
                 "workload": workload,
                 "streams": num_streams,
+                "waves": options.waves if num_streams > 1 else 1,
                 "method": name,
                 "off_tokens_per_s": round(plain_per_s, 1),
                 "tokens_per_s": round(per_s, 1),
@@ -159,13 +164,16 @@ def _compare(
     return is_equal
 
 
-def answered(client: pagewire.Client, workload: str, num_streams: int, max_tokens: int) -> Answered:
-    """Answers all prompts of a workload, so many at a time."""
+def answered(
+    client: pagewire.Client, workload: str, num_streams: int, max_tokens: int, waves: int = 1
+) -> Answered:
+    """Answers all prompts of a workload, or as many as so many waves need, so many at a time."""
     is_random = workload == RANDOM
     prompts: list[str | list[int]] = [*REPEATING.values()]
     if is_random:
         prompts = [*random_prompts(0, len(REPEATING), RANDOM_LENGTH, RANDOM_VOCABULARY)]
-    prompts = (prompts * num_streams)[: max(num_streams, len(prompts))]
+    num_prompts = max(waves * num_streams, len(prompts))
+    prompts = (prompts * num_prompts)[:num_prompts]
 
     def answer(number: int) -> list[int]:
         params = pagewire.SamplingParams(
