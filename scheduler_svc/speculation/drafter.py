@@ -88,10 +88,10 @@ class Drafter:
         running, limit = self._core.view.running, self._options.disable_by_batch_size
         if not running or (limit and len(running) >= limit):
             return NO_DRAFTS
+        # Also of those that are not watched now: their outputs are kept when they end.
+        self._courses = {s: self._courses.get(s) or _Course(self._num_known(s)) for s in running}
         if not self._trial.allows(len(running)):
             return NO_DRAFTS
-        courses = {s: self._courses.get(s) or _Course(self._num_known(s)) for s in running}
-        self._courses = courses
         drafting = self._foreseen()
         if not drafting:
             return NO_DRAFTS

@@ -94,3 +94,21 @@ def test_one_disturbed_step_does_not_end_drafts_for_ever() -> None:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(Device, "answer", settle)
         assert pace(device, 1, 40, drafts=True) > 2.0 * plain
+
+
+def test_outputs_are_kept_for_others_also_while_drafts_rest() -> None:
+    options = SpeculationOptions(Method.SUFFIX, 4, suffix_decoding_max_cached_requests=8)
+    limits = {"num_blocks": 100, "block_size": 16, "max_num_seqs": 4, "max_model_len": 256}
+    core = Scheduler(SchedulerConfig(max_num_batched_tokens=256, vocab_size=100, **limits))
+    drafter = Drafter(options, core)
+    drafter._trial.allows = lambda _: False  # type: ignore[method-assign]
+    core.add(Request("a", np.arange(20, dtype=np.int32), max_tokens=30))
+    device = Device()
+    while any(core.live()):
+        plan = core.schedule(None, drafter.propose())
+        assert plan is not None and not plan.drafts
+        device.answer(core, drafter, plan)
+    other = Request("b", np.arange(20, dtype=np.int32), max_tokens=30)
+    core.add(other)
+    drafter.propose()
+    assert drafter._past.of(other).tolist().count(TOKEN) >= 30
