@@ -67,7 +67,8 @@ $(DEPLOY): deploy/tools/install.py deploy/tools/requirements.txt deploy/tools/pa
 	@$(call stage,helm and what checks a chart,$(PYTHON) deploy/tools/install.py .venv-deploy)
 	@touch $@
 
-test: $(READY) $(DEPLOY)  ## everything that runs without a GPU, cheap tests first, on all cores
+test:         ## everything that runs without a GPU, cheap tests first, on all cores
+	@$(MAKE) --no-print-directory -j2 -Oline $(READY) $(DEPLOY)  # neither needs the other
 	$(BIN)/python -m pytest $(SHARED)
 
 test-fast: $(READY)  ## the first minute's worth of it; says what it leaves out

