@@ -25,7 +25,7 @@ from kernels.quantized.scaled import FLOAT8, LARGEST
 _MAX_WIDTH = 32768
 _BLOCK = 1024
 _LEAST = tl.constexpr(1e-35)
-CONVERTS = (8, 9)  # compute capability of devices with instructions for these numbers
+FLOAT8_CAPABILITY = (8, 9)  # of devices that convert and multiply these numbers
 
 
 class RoundedRows(NamedTuple):
@@ -111,7 +111,7 @@ def gated(y: torch.Tensor, scales: torch.Tensor, weight_scales: torch.Tensor) ->
 def _rounding(x: torch.Tensor, width: int) -> dict[str, float | int]:
     """Constants of the kernels that round."""
     block = triton.next_power_of_2(width)
-    converts = x.is_cuda and torch.cuda.get_device_capability(x.device) >= CONVERTS
+    converts = x.is_cuda and torch.cuda.get_device_capability(x.device) >= FLOAT8_CAPABILITY
     return {
         "BLOCK": block, "LARGEST": LARGEST,
         "MANTISSA": 0 if converts else MANTISSA_BITS[FLOAT8],

@@ -32,10 +32,6 @@ START_TIMEOUT_S = patience(180.0)
 STOP_TIMEOUT_S = patience(30.0)
 
 
-# A process of its own from the beginning, or a fork of one that has imported its libraries.
-Started = subprocess.Popen[bytes] | warm.Fork
-
-
 def environment_of_users(**variables: str) -> dict[str, str]:
     """This process's environment without variables of the tests, plus `variables`."""
     own = {"OMP_NUM_THREADS"}
@@ -58,7 +54,7 @@ class Product:
     worker_port: int = field(default_factory=free_port)
     scheduler_metrics_port: int = field(default_factory=free_port)
     worker_metrics_port: int = field(default_factory=free_port)
-    processes: dict[str, Started] = field(default_factory=dict)
+    processes: dict[str, warm.Started] = field(default_factory=dict)
 
     @property
     def url(self) -> str:
@@ -108,12 +104,10 @@ class Product:
         path, environ = self.logs / f"{name}.log", environment_of_users(**self.environ)
         # Libraries may read variables of its own when they are imported; OpenTelemetry is imported
         # later. Ranks of a killed worker end a moment after it: a fork would start sooner, and
-        # find their ports in use. The parent of a fork may have asked for devices, after which
-        # CUDA does not start in the fork.
+        # find their ports in use.
         reads_late = all(variable.startswith("OTEL_") for variable in self.environ)
         has_ranks = any("tensor-parallel-size" in word for word in spec.arguments)
-        is_on_cuda = module == "worker_svc" and self.device == "cuda"
-        if module in warm.LIBRARIES and reads_late and not (has_ranks or is_on_cuda):
+        if module in warm.LIBRARIES and reads_late and not has_ranks:
             self.processes[name] = warm.start(module, spec.arguments, ROOT, path, environ)
             return
         started = "tests.e2e.forks.ranks" if has_ranks and reads_late else module

@@ -82,12 +82,22 @@ class Fork:
         return self.returncode
 
 
+# A process of its own from the beginning, or a fork of one that has imported its libraries.
+Started = subprocess.Popen[bytes] | Fork
+
+
 def start(
     module: str, arguments: Sequence[str], folder: Path, log: Path, environ: Mapping[str, str]
-) -> Fork:
-    """Starts a service in `folder`; what it says is added to `log`, which is there on return."""
+) -> Started:
+    """Starts a service in `folder`; what it says is added to `log`, which is there on return.
+
+    One for CUDA is no fork: its parent may have asked for devices, and then CUDA does not start.
+    """
     with log.open("ab") as said:
-        return fork(module, arguments, folder, (said.fileno(), said.fileno()), environ)
+        if "cuda" not in arguments:
+            return fork(module, arguments, folder, (said.fileno(), said.fileno()), environ)
+        command = [sys.executable, "-m", module, *arguments]
+        return subprocess.Popen(command, cwd=folder, env=dict(environ), stdout=said, stderr=said)
 
 
 def fork(

@@ -65,7 +65,7 @@ OPTIONS = {
 class RankGroup:
     """A group of two ranks, started by `worker_svc --tensor-parallel-size 2`."""
 
-    process: warm.Fork
+    process: warm.Started
     log_path: Path
     port: int = 0
     epochs: Iterator[int] = field(default_factory=lambda: count(1000))
@@ -106,8 +106,8 @@ def start_group(
     options = {**OPTIONS, **changes, "--model": str(folder)}
     arguments = [part for pair in options.items() for part in pair]
     environ = os.environ | {"OMP_NUM_THREADS": "1"}
-    forked = warm.start("tests.e2e.forks.ranks", arguments, REPOSITORY, log_path, environ)
-    return RankGroup(forked, log_path)
+    process = warm.start("tests.e2e.forks.ranks", arguments, REPOSITORY, log_path, environ)
+    return RankGroup(process, log_path)
 
 
 @contextmanager

@@ -193,20 +193,19 @@ def test_every_start_has_its_own_incarnation(start_worker: StartWorker, llama_fo
     assert len(incarnations - {0}) == 2
 
 
-Started = subprocess.Popen[bytes] | warm.Fork
-Process = Callable[..., Started]
+Process = Callable[..., warm.Started]
 
 
 @pytest.fixture
 def start_process(tmp_path: Path) -> Iterator[Process]:
     """Starts `python -m worker_svc`, as a fork or not; kills processes that a test leaves."""
-    processes: list[Started] = []
+    processes: list[warm.Started] = []
 
-    def start(*options: str, is_forked: bool = True) -> Started:
+    def start(*options: str, is_forked: bool = True) -> warm.Started:
         log_path = tmp_path / f"log-{len(processes)}"
         words, environ = ["--device", "cpu", *options], os.environ | {"OMP_NUM_THREADS": "1"}
         if is_forked:
-            process: Started = warm.start("worker_svc", words, REPOSITORY, log_path, environ)
+            process: warm.Started = warm.start("worker_svc", words, REPOSITORY, log_path, environ)
         else:
             command = [sys.executable, "-m", "worker_svc", *words]
             with log_path.open("w") as log:
@@ -221,7 +220,7 @@ def start_process(tmp_path: Path) -> Iterator[Process]:
         process.wait(TIMEOUT_S)
 
 
-def wait_for_line(process: Started, text: str) -> str:
+def wait_for_line(process: warm.Started, text: str) -> str:
     deadline_s = time.monotonic() + TIMEOUT_S
     while time.monotonic() < deadline_s:
         for line in process.log_path.read_text().splitlines():

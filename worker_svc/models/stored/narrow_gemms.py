@@ -33,7 +33,6 @@ from worker_svc.parallel.peer_memory import Slot
 # Rows that keep their type where more are rounded: products in 8 bits are quicker above, 4.9 ms a
 # step of 64 rows of an 8B model on H200 where 32 rows in registers take 6.3.
 _MOST_KEPT = 16
-_FLOAT8_CAPABILITY = (8, 9)  # of devices that multiply in 8 bits
 _LIBRARY_MULTIPLE = 16  # of inputs and outputs
 
 log = logging.getLogger(__name__)
@@ -209,7 +208,8 @@ def _multiplies_in_8_bits(weight: NarrowWeight) -> bool:
     if not weight.rounds_rows or not weight.data.is_cuda:
         return False
     suits = all(size % _LIBRARY_MULTIPLE == 0 for size in weight.shape)
-    return suits and torch.cuda.get_device_capability(weight.data.device) >= _FLOAT8_CAPABILITY
+    capability = torch.cuda.get_device_capability(weight.data.device)
+    return suits and capability >= rounded_rows.FLOAT8_CAPABILITY
 
 
 def _narrow(linear: Linear) -> NarrowWeight | None:
