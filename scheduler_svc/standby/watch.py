@@ -115,7 +115,9 @@ class _Asking:
         """Asks all that are not being asked. Raises what was raised for one of them."""
         for address, asked in list(self._under_way.items()):
             if asked.done():
-                self._under_way.pop(address).result()
+                del self._under_way[address]
+                if not asked.cancelled():  # as a call is whose channel is closed meanwhile
+                    asked.result()
         for group in groups:
             if group.address not in self._under_way:
                 self._under_way[group.address] = asyncio.ensure_future(self._ask(group))

@@ -150,6 +150,27 @@ async def test_a_worker_that_its_scheduler_refuses_stays_with_that_scheduler() -
         assert second.engine.stands_by
 
 
+async def test_a_scheduler_says_that_it_lives_although_a_channel_is_closed_meanwhile() -> None:
+    """The call under way is cancelled then, as it is when a worker is drained; the rest goes on."""
+    async with stage(1) as made:
+        first = made.scheduler()
+        await until(lambda: are_all_ready(first))
+        worker, calls = first.engine.groups[0].worker, 0
+        describe = worker.describe
+
+        async def closed_once(*arguments: int) -> object:
+            nonlocal calls
+            calls += 1
+            if calls == 1:
+                raise asyncio.CancelledError
+            return await describe(*arguments)
+
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(type(worker), "describe", staticmethod(closed_once))
+            await until(lambda: calls > 2)
+        assert first.alive is not None and not first.alive.done()
+
+
 async def test_an_overtaken_scheduler_steps_down_though_its_workers_are_new() -> None:
     """The case in which no epoch of its own tells: it slept while the worker was replaced, too."""
     async with stage(1) as made:
