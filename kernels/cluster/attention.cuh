@@ -2,6 +2,7 @@
 // for each tile of tokens.
 #pragma once
 
+#include "rotary.cuh"
 #include "sizes.cuh"
 
 struct Cache {
@@ -27,25 +28,11 @@ __device__ __forceinline__ void norm_and_rotate(const float* head, const float* 
                                                 const float* cos_sin, float eps, u16* out) {
     const int lane = threadIdx.x % 32;
     float x[HEAD_DIM / 32];
-    float square = 0.0f;
 #pragma unroll
-    for (int i = 0; i < HEAD_DIM / 32; i++) {
-        x[i] = head[lane + 32 * i];
-        square += x[i] * x[i];
-    }
-    if (QK_NORM) {
-        const float factor = rsqrtf(warp_sum(square) / HEAD_DIM + eps);
+    for (int i = 0; i < HEAD_DIM / 32; i++) x[i] = head[lane + 32 * i];
+    norm_and_rotate<HEAD_DIM, QK_NORM>(x, weight, cos_sin, eps);
 #pragma unroll
-        for (int i = 0; i < HEAD_DIM / 32; i++)
-            x[i] = rounded(rounded(x[i] * factor) * weight[lane + 32 * i]);
-    }
-#pragma unroll
-    for (int i = 0; i < HEAD_DIM / 64; i++) {
-        const int at = lane + 32 * i, other = i + HEAD_DIM / 64;
-        const float cosine = cos_sin[at], sine = cos_sin[HEAD_DIM / 2 + at];
-        out[at] = narrowed(x[i] * cosine - x[other] * sine);
-        out[at + HEAD_DIM / 2] = narrowed(x[other] * cosine + x[i] * sine);
-    }
+    for (int i = 0; i < HEAD_DIM / 32; i++) out[lane + 32 * i] = narrowed(x[i]);
 }
 
 // The tokens that a warp attends to, TOKENS at a time. For the scores a lane has key lane / 4, and

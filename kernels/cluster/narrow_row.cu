@@ -5,7 +5,7 @@
 //   GATED:     silu(gate) * up  [N / 2], where gate and up are the halves of y
 //   bias, residual, where they are given: added
 //
-// A multiprocessor has two blocks. Their tiles are 16 outputs (and the 16 that they gate), and each
+// A multiprocessor has two blocks, or three if a norm comes first. Their tiles are 16 outputs (and the 16 that they gate), and each
 // warp has a slice of K, as in narrow_rows.cu, whose numbers these are bit for bit. A warp copies
 // bytes of its slice some steps ahead into a ring in shared memory, also those of the next tiles,
 // the first ones before the wait for the kernel that computes x. What is asked for after them comes
@@ -20,7 +20,7 @@
 
 #define THREADS (WARPS * 32)
 #define PIECES (STEP / 16)
-#define MOST_CHUNKS 8  // of 8 columns of x, that a thread brings
+#define MOST_CHUNKS 8  // of 8 columns of x, that a thread brings; with a norm, half of them
 #define SCALED (GROUPS == 0 ? BY_ROW : GROUPS <= 2 ? BY_SEGMENT : BY_LANE)
 
 // What a tile's outputs end with.
@@ -150,9 +150,10 @@ __device__ __forceinline__ void bring(Shared<PARTS>& memory, const Layer& layer,
     const int tile = blockIdx.x + threadIdx.x / OUTPUTS * gridDim.x;
     const int output = tile * OUTPUTS + threadIdx.x % OUTPUTS;
     float scales[2] = {1.0f, 1.0f}, biases[2] = {}, residual = 0.0f;
-    uint4 columns[MOST_CHUNKS], norms[MOST_CHUNKS];
+    constexpr int CHUNKS = NORM ? MOST_CHUNKS / 2 : MOST_CHUNKS;
+    uint4 columns[CHUNKS], norms[CHUNKS];
 #pragma unroll
-    for (int i = 0; i < MOST_CHUNKS; i++) {
+    for (int i = 0; i < CHUNKS; i++) {
         const int chunk = threadIdx.x + i * THREADS;
         if (chunk >= num_chunks) continue;
         columns[i] = *(const uint4*)(layer.x + 8 * chunk);
@@ -167,7 +168,7 @@ __device__ __forceinline__ void bring(Shared<PARTS>& memory, const Layer& layer,
         if (layer.residual) residual = widened(layer.residual[output]);
     }
 #pragma unroll
-    for (int i = 0; i < MOST_CHUNKS; i++) {
+    for (int i = 0; i < CHUNKS; i++) {
         const int chunk = threadIdx.x + i * THREADS;
         if (chunk >= num_chunks) continue;
         uint4 y = columns[i];
@@ -257,11 +258,12 @@ __device__ __forceinline__ void run(const Layer& layer) {
     }
 }
 
-#define KERNEL(name, norm, gated)                               \
-    extern "C" __global__ void __launch_bounds__(THREADS, 2)    \
-        name(const __grid_constant__ Layer layer) {             \
-        run<STORED, norm, gated>(layer);                        \
+// The blocks that a multiprocessor can hold, which their launches may use.
+#define KERNEL(name, norm, gated, num_blocks)                          \
+    extern "C" __global__ void __launch_bounds__(THREADS, num_blocks)  \
+        name(const __grid_constant__ Layer layer) {                    \
+        run<STORED, norm, gated>(layer);                               \
     }
-KERNEL(linear, false, false)
-KERNEL(normed, true, false)
-KERNEL(gated, true, true)
+KERNEL(linear, false, false, 2)
+KERNEL(normed, true, false, 3)
+KERNEL(gated, true, true, 2)

@@ -42,7 +42,9 @@ _MOST_TILES = 8
 _ROW = {
     "STEP": _STEP, "LINEAR_STEPS": _STEPS[1], "GATED_STEPS": _STEPS[2], "MOST_TILES": _MOST_TILES,
 }  # fmt: skip
-_ROW_BLOCKS = 2
+_ROW_BLOCKS = {"linear": 2, "normed": 3, "gated": 2}
+_SHARED_BYTES = 227 << 10  # of a multiprocessor
+_RESERVED_BYTES = 1 << 10  # of each block, by the system
 _MIN_CAPABILITY = (9, 0)
 
 log = logging.getLogger(__name__)
@@ -106,7 +108,7 @@ class NarrowRows:
         self._layout = layout
         self._rows = Program(ROWS_SOURCE, {**stored, "SCALED": layout.scaled}, kept)
         self._row = Program(ROW_SOURCE, {**stored, **_ROW, "GROUPS": layout.groups}, kept)
-        self._row_blocks = num_processors() * _ROW_BLOCKS
+        self._processors = num_processors()
         self._kernels: dict[tuple[str, int, int], Kernel] = {}
 
     def linear(
@@ -152,8 +154,10 @@ class NarrowRows:
         if key not in self._kernels:
             launch = Launch(num_tiles, 1, WARPS * 32)
             if is_one:
-                num_blocks = max(min(num_tiles, self._row_blocks), -(-num_tiles // _MOST_TILES))
-                launch = Launch(num_blocks, 1, WARPS * 32, _row_bytes(self._layout, name, k))
+                row_bytes, at_once = _row_launch(self._layout, name, k)
+                num_blocks = min(num_tiles, self._processors * at_once)
+                num_blocks = max(num_blocks, -(-num_tiles // _MOST_TILES))
+                launch = Launch(num_blocks, 1, WARPS * 32, row_bytes)
             program, of_source = (self._row, name) if is_one else (self._rows, key[0])
             self._kernels[key] = program.kernel(of_source, launch)
         return self._kernels[key]
@@ -182,6 +186,17 @@ def _compiled(layout: NarrowLayout, kept: Path | None) -> NarrowRows | None:
 def _is_by_groups(weight: NarrowWeight) -> bool:
     """Whether scales are applied before the sum; integers have offsets, too."""
     return weight.offsets is not None or weight.scales.shape[1] > 1
+
+
+def _row_launch(layout: NarrowLayout, name: str, num_columns: int) -> tuple[int, int]:
+    """Shared memory of a block for one row, and how many blocks a multiprocessor has."""
+    needed = _row_bytes(layout, name, num_columns) + _RESERVED_BYTES
+    at_once = min(_ROW_BLOCKS[name], _SHARED_BYTES // needed)
+    # The next kernel's copies would come before this one's: leave it no place. Integers, which take
+    # longer to compute than to read, are no quicker for it.
+    if name == "linear" and layout.groups == 0:
+        needed = _SHARED_BYTES // at_once
+    return needed - _RESERVED_BYTES, at_once
 
 
 def _row_bytes(layout: NarrowLayout, name: str, num_columns: int) -> int:

@@ -1,14 +1,27 @@
 """Our own kernels as an attention backend: Triton, and CUDA C for many rows of an FP8 cache."""
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
 from kernels.attention.decode_attention import attend_leading, paged_decode_attention
 from kernels.attention.prefill_attention import attend_tiles, paged_attention
 from kernels.attention.workspace import decode_workspace
-from kernels.cluster import decode_float8
+from kernels.cluster import decode_float8, decode_float8_rows
 from worker_svc.attention.batch import AttentionBatch, HeadLayout, MixedBatch
+from worker_svc.attention.kv_cache import KVCache
 from worker_svc.config import kernel_cache
+
+
+@dataclass(frozen=True, slots=True)
+class Rotary:
+    """How a layer norms and rotates queries and keys."""
+
+    positions: Tensor  # [T] int64
+    cos_sin: Tensor  # [P, D]
+    qk_norms: tuple[Tensor, Tensor] | None  # [D] each
+    eps: float
 
 
 class TritonAttention:
@@ -43,6 +56,30 @@ class TritonAttention:
         return paged_decode_attention(
             q, k_cache, v_cache, batch.block_tables, batch.context_lens, self._scale, out,
             self._workspace, kv_scales,
+        )  # fmt: skip
+
+    def from_projection(
+        self, qkv: Tensor, rotary: Rotary, kv_cache: KVCache, index: int, batch: AttentionBatch
+    ) -> Tensor | None:
+        """Rotates, stores and attends [T, (H + 2 Hkv) D] -> [T, H, D] in one kernel.
+
+        None if there is no such kernel for the layer's cache and these rows.
+        """
+        kv_scales, (k_cache, v_cache) = kv_cache.scales(index), kv_cache.layer(index)
+        if kv_scales is None or not batch.is_decode or batch.mixed is not None:
+            return None
+        if not decode_float8_rows.pays(len(qkv), k_cache.shape[2]):
+            return None
+        has_norms = rotary.qk_norms is not None
+        kernels = decode_float8_rows.kernels_for(
+            qkv, k_cache, has_norms, kernel_cache() / "cluster"
+        )
+        if kernels is None:
+            return None
+        return kernels.attend(
+            qkv, rotary.positions, batch.slot_mapping, rotary.cos_sin, rotary.qk_norms, rotary.eps,
+            k_cache, v_cache, batch.block_tables, batch.context_lens, self._scale, kv_scales,
+            kv_cache.key_offsets(index),
         )  # fmt: skip
 
     def prefill(

@@ -109,8 +109,10 @@ def test_one_decoded_row_takes_them_and_nothing_else_does() -> None:
     decoder: Any = FusedDecoder.__new__(FusedDecoder)
     decoder.one_row = OneRow()
     decoder._embedding = lambda ids: ids
-    decoder.begin = lambda *_: ("hidden", "q")
-    decoder.finish = lambda *_: "kernel by kernel"
+    decoder._embed = lambda _: "hidden"
+    decoder._layers = [None]
+    decoder._layer = lambda *_: "hidden"
+    decoder._normed = lambda _: "kernel by kernel"
     decode, prompt = SimpleNamespace(is_decode=True), SimpleNamespace(is_decode=False)
 
     def forward(num_rows: int, batch: Any) -> Any:

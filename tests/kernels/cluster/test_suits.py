@@ -1,11 +1,13 @@
 """Which weights and caches the kernels in CUDA C take; what they compute is tested on a GPU."""
 
+import ctypes
 import re
 
 import pytest
 import torch
 
-from kernels.cluster import decode_float8, narrow_rows
+from kernels.cluster import decode_float8, decode_float8_rows, narrow_rows
+from kernels.cluster.float8_cache import Float8Cache
 from kernels.quantized import rounding
 from kernels.quantized.narrow import NarrowWeight
 from kernels.quantized.scaled import ScaledWeight
@@ -54,24 +56,40 @@ def test_caches_that_suit(changed: dict, is_suited: bool) -> None:
     q = torch.empty((2, given["num_heads"], given["head_dim"]), dtype=given["dtype"])
     shape = (4, given["block_size"], 3, given["head_dim"])
     assert decode_float8.suits(q, torch.empty(shape, dtype=given["kv_dtype"])) is is_suited
-    assert decode_float8.kernel_for(q, torch.empty(shape, dtype=given["kv_dtype"])) is None
+    cache = torch.empty(shape, dtype=given["kv_dtype"])
+    assert decode_float8.kernel_for(q, cache) is None  # not on a GPU
+    assert decode_float8_rows.kernels_for(q.flatten(1), cache, has_qk_norm=True) is None
 
 
-def test_arguments_are_those_of_the_sources() -> None:
-    narrow = narrow_rows.ROW_SOURCE.with_name("narrow.cuh")
-    for source, struct, fields in (
-        (narrow, "Layer", narrow_rows._Layer._fields_),
-        (decode_float8.SOURCE, "Attention", decode_float8._Attention._fields_),
-    ):
-        body = re.search(rf"struct {struct} {{(.*?)\n}};", source.read_text(), re.S)
-        assert body is not None
-        lines = [line.split("//")[0] for line in body[1].splitlines()]
-        declared = " ".join(lines).replace("*", " ").split(";")
-        words = {"const", "u16", "unsigned", "char", "float", "int", "i64"}
-        names = [
-            name.strip()
-            for part in declared
-            for name in " ".join(w for w in part.split() if w not in words).split(",")
-            if name.strip()
-        ]
-        assert names == [name for name, _ in fields]
+@pytest.mark.parametrize(
+    ("file", "struct", "given"),
+    [
+        ("narrow.cuh", "Layer", narrow_rows._Layer),
+        ("float8_tiles.cuh", "Float8Cache", Float8Cache),
+        ("decode_float8.cu", "Attention", decode_float8._Attention),
+        ("decode_float8_rows.cu", "Rows", decode_float8_rows._Rows),
+    ],
+)
+def test_arguments_are_those_of_the_sources(
+    file: str, struct: str, given: type[ctypes.Structure]
+) -> None:
+    source = decode_float8.SOURCE.with_name(file).read_text()
+    body = re.search(rf"struct {struct} {{(.*?)\n}};", source, re.S)
+    assert body is not None
+    lines = [line.split("//")[0] for line in body[1].splitlines()]
+    declared = " ".join(lines).replace("*", " ").split(";")
+    words = {"const", "u16", "unsigned", "char", "float", "int", "i64", "Float8Cache"}
+    names = [
+        name.strip()
+        for part in declared
+        for name in " ".join(w for w in part.split() if w not in words).split(",")
+        if name.strip()
+    ]
+    assert names == [field[0] for field in given._fields_]
+
+
+@pytest.mark.parametrize(
+    ("pairs", "blocks"), [(1, 16), (8, 16), (9, 8), (64, 2), (128, 2), (133, 1), (512, 1)]
+)
+def test_few_rows_share_the_chip(pairs: int, blocks: int) -> None:
+    assert decode_float8_rows.cluster_for(pairs, 132) == blocks

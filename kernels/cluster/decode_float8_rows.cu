@@ -1,0 +1,227 @@
+// Decode attention over a paged cache in 8-bit floats, for few rows, and all between it and the
+// projection of queries, keys and values.
+//
+//   qkv [B, (H + 2 KV heads) 128] bfloat16, keys and values [num_blocks, block_size, KV heads, 128]
+//     ->  out [B, H, 128], and the keys and values of each row in place
+//
+// A cluster of CLUSTER blocks has one KV head of one row: its warps share the context in tiles of 16
+// tokens, and its blocks merge what they attended to through distributed shared memory. Older tokens
+// are asked for before the wait for the projection. Each block norms and rotates all queries of the
+// KV head; the one that attends to the newest token also its key, and stores both.
+//
+// `decode_float8_rows.py` gives CLUSTER, WARPS of a block, IS_E5M2, and QK_NORM (0 or 1).
+// A multiprocessor can hold two blocks, or clusters of 16 would not all run at once.
+#include "float8_tiles.cuh"
+#include "rotary.cuh"
+
+#define THREADS (WARPS * 32)
+#define STEP (CLUSTER * WARPS)  // tiles of a cluster that are under way at once
+#define OUTPUTS (HEADS * DIMS / CLUSTER)  // of a block, at most
+#define LANE_DIMS (DIMS / 32)
+
+struct Rows {
+    const u16 *qkv, *q_norm, *k_norm;
+    const float *cos_sin, *key_offsets;  // null: none
+    const i64 *positions, *slots;
+    u16* out;
+    i64 qkv_stride;
+    Float8Cache cache;
+    float eps;
+};
+
+struct Shared {
+    float cos_sin[DIMS], norms[2][DIMS];  // of queries, of keys
+    float largest[HEADS];
+    __align__(16) u16 q[HEADS][DIMS];  // float16, divided by the largest of each head
+    __align__(16) unsigned char newest[2][DIMS];  // its key and its value, as they are stored
+    Merge<WARPS> merge;
+    float peaks[CLUSTER][HEADS], totals[CLUSTER][HEADS];  // of the cluster's blocks
+    float sums[CLUSTER][OUTPUTS];  // of those outputs that this block merges
+};
+
+// As `kernels.fp8.narrowed` rounds: saturated, and what is not finite is no number.
+__device__ __forceinline__ unsigned char stored_byte(float x, float inverse) {
+    u16 pair;
+    const float scaled = x * inverse;
+#if IS_E5M2
+    asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %1;" : "=h"(pair) : "f"(scaled));
+#else
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %1;" : "=h"(pair) : "f"(scaled));
+#endif
+    return fabsf(x) < -MINUS_INFINITY ? (unsigned char)pair : 0x7f;
+}
+
+// One warp: a query head, rotated, into shared memory.
+__device__ __forceinline__ void leave_query(Shared& memory, const Rows& given, const u16* row,
+                                            int h) {
+    const int lane = threadIdx.x % 32;
+    float x[LANE_DIMS], largest = 0.0f;
+#pragma unroll
+    for (int i = 0; i < LANE_DIMS; i++) x[i] = widened(row[lane + 32 * i]);
+    norm_and_rotate<DIMS, QK_NORM>(x, memory.norms[0], memory.cos_sin, given.eps);
+#pragma unroll
+    for (int i = 0; i < LANE_DIMS; i++) largest = fmaxf(largest, fabsf(x[i]));
+#pragma unroll
+    for (int i = 16; i; i >>= 1) largest = fmaxf(largest, __shfl_xor_sync(FULL, largest, i));
+    if (!(largest > 0.0f)) largest = 1.0f;
+    const float smaller = 1.0f / largest;
+#pragma unroll
+    for (int i = 0; i < LANE_DIMS; i++)
+        memory.q[h][lane + 32 * i] = (u16)packed_halves(x[i] * smaller, 0.0f);
+    if (lane == 0) memory.largest[h] = largest;
+}
+
+// One warp: the newest key or value, into shared memory and, unless it is padding, into the cache.
+__device__ __forceinline__ void leave_newest(Shared& memory, const Rows& given, const u16* row,
+                                             int head, bool is_value, i64 slot) {
+    const Float8Cache& cache = given.cache;
+    const int lane = threadIdx.x % 32;
+    const float inverse = cache.scales[(2 + is_value) * cache.num_kv_heads + head];
+    float x[LANE_DIMS];
+#pragma unroll
+    for (int i = 0; i < LANE_DIMS; i++) x[i] = widened(row[lane + 32 * i]);
+    if (!is_value) norm_and_rotate<DIMS, QK_NORM>(x, memory.norms[1], memory.cos_sin, given.eps);
+    unsigned char* caches = is_value ? cache.values : cache.keys;
+    const i64 to = (slot >> cache.block_bits) * cache.block_stride +
+                   (slot & ((1 << cache.block_bits) - 1)) * cache.token_stride +
+                   head * cache.head_stride;
+#pragma unroll
+    for (int i = 0; i < LANE_DIMS; i++) {
+        const int dim = lane + 32 * i;
+        if (!is_value && given.key_offsets) x[i] -= given.key_offsets[head * DIMS + dim];
+        const unsigned char byte = stored_byte(x[i], inverse);
+        memory.newest[is_value][dim] = byte;
+        if (slot >= 0) caches[to + dim] = byte;
+    }
+}
+
+__device__ __forceinline__ Queries queries_of(const Shared& memory, const Float8Cache& cache,
+                                              int head) {
+    const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    const float scale = cache.scale_log2 * cache.scales[head];
+    Queries found = {};
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        if (g < cache.group) {
+            const uint4 words = *(const uint4*)&memory.q[g][16 * t + 64 * (i / 2) + 8 * (i % 2)];
+            u32(&to)[4][2] = found.q[i / 2];
+            to[i % 2 * 2][0] = words.x, to[i % 2 * 2][1] = words.y;
+            to[i % 2 * 2 + 1][0] = words.z, to[i % 2 * 2 + 1][1] = words.w;
+        }
+#pragma unroll
+    for (int h = 0; h < 2; h++)
+        found.scales[h] = 2 * t + h < cache.group ? scale * memory.largest[2 * t + h] : 0.0f;
+    return found;
+}
+
+// The newest token's key and value in their tile, which the cache may not have yet.
+__device__ __forceinline__ void put_newest(Tile& tile, const Shared& memory, const Places& at,
+                                           int first) {
+    const int g = threadIdx.x % 32 / 4, newest = at.length - 1 - first;  // in the tile
+#pragma unroll
+    for (int r = 0; r < 2; r++)
+        if (g + 8 * r == newest)
+#pragma unroll
+            for (int c = 0; c < 2; c++)
+                tile.keys[r][c] = *(const uint4*)&memory.newest[0][16 * at.t + 64 * c];
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        if (at.token(i) == newest) tile.values[i] = *(const uint4*)&memory.newest[1][16 * g];
+}
+
+// What this block attended to, to the blocks that merge its outputs.
+__device__ __forceinline__ void send_merged(Shared& memory, int num_warps, int group, u32 rank) {
+    const int outputs = group * DIMS / CLUSTER;
+    for (int i = threadIdx.x; i < group * DIMS; i += THREADS) {
+        float peak, total;
+        const float sum = memory.merge.merged(num_warps, i / DIMS, i % DIMS, peak, total);
+        send(shared_address(&memory.sums[rank][i % outputs]), i / outputs, sum);
+        if (i % DIMS >= CLUSTER) continue;
+        send(shared_address(&memory.peaks[rank][i / DIMS]), i % DIMS, peak);
+        send(shared_address(&memory.totals[rank][i / DIMS]), i % DIMS, total);
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
+    attend(const __grid_constant__ Rows given) {
+    __shared__ Shared memory;
+    const Float8Cache& cache = given.cache;
+    const int warp = threadIdx.x / 32, group = cache.group;
+    const u32 rank = cluster_rank();
+    const int head = cluster_id() % cache.num_kv_heads;
+    const i64 sequence = cluster_id() / cache.num_kv_heads;
+    cluster_arrive();
+    // What follows is older than a step's embedding, which has ended; but not the newest token.
+    const int* table = cache.tables + sequence * cache.table_stride;
+    const int mine = warp * CLUSTER + (int)rank;  // the first tile of this warp
+    int blocks = load_blocks<STEP>(cache, table, mine);
+    int more_blocks = load_blocks<STEP>(cache, table, mine + 32 * STEP);
+    const int length = cache.lengths[sequence];
+    const i64 slot = given.slots[sequence], position = given.positions[sequence];
+    const int num_tiles = UP(length, TILE);
+    const Places at(cache, head, length);
+    Tile next;
+    if (mine < num_tiles) next = at.load(cache, __shfl_sync(FULL, blocks, 0), mine);
+    for (int i = threadIdx.x; i < DIMS; i += THREADS) {
+        memory.cos_sin[i] = given.cos_sin[position * DIMS + i];
+        if (QK_NORM) {
+            memory.norms[0][i] = widened(given.q_norm[i]);
+            memory.norms[1][i] = widened(given.k_norm[i]);
+        }
+    }
+    __syncthreads();
+    wait_for_the_kernel_before();
+
+    const bool has_newest = length > 0 && (num_tiles - 1) % CLUSTER == rank;
+    const u16* row = given.qkv + sequence * given.qkv_stride;
+    for (int h = warp; h < group + 2 * has_newest; h += WARPS) {
+        const int heads = group * cache.num_kv_heads, part = h - group;  // 0: key, 1: value
+        if (part < 0)
+            leave_query(memory, given, row + (head * group + h) * DIMS, h);
+        else
+            leave_newest(memory, given, row + (heads + part * cache.num_kv_heads + head) * DIMS,
+                         head, part, slot);
+    }
+    __syncthreads();
+    launch_dependents();
+
+    const Queries queries = queries_of(memory, cache, head);
+    Attended attended;
+    for (int tile = mine, round = 1; tile < num_tiles; tile += STEP, round++) {
+        Tile now = next;
+        if (tile == num_tiles - 1) put_newest(now, memory, at, tile * TILE);
+        if (round % 32 == 0) {
+            blocks = more_blocks;
+            more_blocks = load_blocks<STEP>(cache, table, tile + 33 * STEP);
+        }
+        const int block = __shfl_sync(FULL, blocks, round % 32);
+        if (tile + STEP < num_tiles) next = at.load(cache, block, tile + STEP);
+        attended.add(now, queries, tile * TILE, length);
+    }
+    memory.merge.leave(attended);
+    __syncthreads();
+    cluster_wait();  // all blocks of the cluster run
+    const int num_warps = min(WARPS, UP(num_tiles - (int)rank, CLUSTER));
+    if (num_warps > 0) send_merged(memory, num_warps, group, rank);
+    cluster_arrive();
+    cluster_wait();
+
+    const int outputs = group * DIMS / CLUSTER, num_blocks = min(num_tiles, CLUSTER);
+    const float value_scale = cache.scales[cache.num_kv_heads + head];
+    u16* out = given.out + cluster_id() * (i64)(group * DIMS) + rank * outputs;
+    for (int i = threadIdx.x; i < outputs; i += THREADS) {
+        const int h = (rank * outputs + i) / DIMS;
+        float sum = 0.0f, total = 0.0f, peak = MINUS_INFINITY;
+#pragma unroll
+        for (int b = 0; b < CLUSTER; b++)
+            if (b < num_blocks) peak = fmaxf(peak, memory.peaks[b][h]);
+#pragma unroll
+        for (int b = 0; b < CLUSTER; b++) {
+            if (b >= num_blocks) break;
+            const float share = exp2_of(memory.peaks[b][h] - peak);
+            sum += memory.sums[b][i] * share;
+            total += memory.totals[b][h] * share;
+        }
+        out[i] = narrowed(length > 0 ? sum / total * value_scale : 0.0f);
+    }
+}
