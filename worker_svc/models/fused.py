@@ -19,7 +19,7 @@ from kernels.norm.rms_norm import add_rms_norm, rms_norm
 from worker_svc.attention.backend import AttentionChoice
 from worker_svc.attention.batch import AttentionBatch, HeadLayout, LastTokens
 from worker_svc.attention.kv_cache import KVCache
-from worker_svc.attention.triton import TritonAttention
+from worker_svc.attention.triton import Rotary, TritonAttention
 from worker_svc.models.cluster_layers import ClusterLayers, LayerWeights
 from worker_svc.models.embedding import Embedding
 from worker_svc.models.fused_gemms import (
@@ -200,14 +200,16 @@ class FusedDecoder:
 
         With `last` the last layer computes only keys and values for the other tokens.
         """
-        if self.one_row is not None and len(token_ids) == 1 and batch.is_decode and last is None:
-            return self.one_row.forward(self._embedding(token_ids), positions, kv_cache, batch)
-        hidden, q = self.begin(token_ids, positions, kv_cache, batch)
         if last is not None:
+            hidden, q = self.begin(token_ids, positions, kv_cache, batch)
             hidden, q, batch = _of_last(last, hidden, q)
-            if not len(q):
-                return hidden.residual
-        return self.finish(hidden, q, kv_cache, batch)
+            return self.finish(hidden, q, kv_cache, batch) if len(q) else hidden.residual
+        if self.one_row is not None and len(token_ids) == 1 and batch.is_decode:
+            return self.one_row.forward(self._embedding(token_ids), positions, kv_cache, batch)
+        hidden = self._embed(token_ids)
+        for index in range(len(self._layers)):
+            hidden = self._layer(index, hidden, positions, kv_cache, batch)
+        return self._normed(hidden)
 
     def begin(
         self, token_ids: Tensor, positions: Tensor, kv_cache: KVCache, batch: AttentionBatch
@@ -216,48 +218,67 @@ class FusedDecoder:
 
         All keys and values are in the cache then.
         """
-        hidden = self._embed(token_ids)
-        q = self._project(0, hidden, positions, kv_cache, batch)
-        for index in range(1, len(self._layers)):
-            hidden = self._close(index - 1, hidden, q, kv_cache, batch)
-            q = self._project(index, hidden, positions, kv_cache, batch)
-        return hidden, q
+        hidden, last = self._embed(token_ids), len(self._layers) - 1
+        for index in range(last):
+            hidden = self._layer(index, hidden, positions, kv_cache, batch)
+        qkv, rms_of = self._layers[last].qkv(hidden, self._eps)
+        return hidden, self._write_kv(last, qkv, rms_of, positions, kv_cache, batch)
 
     def finish(self, hidden: Hidden, q: Tensor, kv_cache: KVCache, batch: AttentionBatch) -> Tensor:
         """The rest for some rows of what `begin` returns: hidden states [R, hidden], normed.
 
         The residual may be overwritten.
         """
-        hidden = self._close(len(self._layers) - 1, hidden, q, kv_cache, batch)
+        last = len(self._layers) - 1
+        return self._normed(self._close(last, hidden, self._attend(last, q, kv_cache, batch)))
+
+    def _normed(self, hidden: Hidden) -> Tensor:
+        """What the last layer leaves, normed."""
         if hidden.normed is not None:
             return hidden.normed
         return rms_norm(hidden.residual, self._final_norm, self._eps)
 
-    def _project(
+    def _layer(
         self,
         index: int,
         hidden: Hidden,
         positions: Tensor,
         kv_cache: KVCache,
         batch: AttentionBatch,
-    ) -> Tensor:
-        """A layer's queries [T, H, D]; its keys and values go to the cache."""
+    ) -> Hidden:
+        """A layer as a whole."""
         layer = self._layers[index]
         qkv, rms_of = layer.qkv(hidden, self._eps)  # [T, (H + 2 Hkv) D]
+        attended = None
+        if rms_of is None and self.attention.decode is self.triton:
+            rotary = Rotary(positions, self._cos_sin, layer.qk_norms, self._eps)
+            attended = self.triton.from_projection(qkv, rotary, kv_cache, index, batch)
+        if attended is None:
+            q = self._write_kv(index, qkv, rms_of, positions, kv_cache, batch)
+            attended = self._attend(index, q, kv_cache, batch)
+        return self._close(index, hidden, attended)
+
+    def _write_kv(
+        self,
+        index: int,
+        qkv: Tensor,
+        rms_of: Tensor | None,
+        positions: Tensor,
+        kv_cache: KVCache,
+        batch: AttentionBatch,
+    ) -> Tensor:
+        """A layer's queries [T, H, D]; its keys and values go to the cache."""
         k_cache, v_cache = kv_cache.layer(index)
-        q_norm, k_norm = layer.qk_norms or (None, None)
+        q_norm, k_norm = self._layers[index].qk_norms or (None, None)
         return norm_rope_write_kv(
             qkv, positions, self._cos_sin, k_cache, v_cache, batch.slot_mapping,
             q_norm, k_norm, self._eps, rms_of, kv_cache.scales(index), kv_cache.key_offsets(index),
         )  # fmt: skip
 
-    def _close(
-        self, index: int, hidden: Hidden, q: Tensor, kv_cache: KVCache, batch: AttentionBatch
-    ) -> Hidden:
-        """A layer from its attention on."""
+    def _close(self, index: int, hidden: Hidden, attended: Tensor) -> Hidden:
+        """A layer from what it attended to, [T, H, D], on."""
         layer = self._layers[index]
-        attended = self._attend(index, q, kv_cache, batch).flatten(1)  # [T, H D]
-        hidden = self._add(layer.o, attended, hidden, Slot.ATTENTION, layer.gate_up)
+        hidden = self._add(layer.o, attended.flatten(1), hidden, Slot.ATTENTION, layer.gate_up)
         inner = layer.gate_up.gated(hidden, self._eps)  # [T, I]
         return self._add(layer.down, inner, hidden, Slot.MLP, self._behind(index))
 
