@@ -81,7 +81,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
         attended.add(now, queries, tile * TILE, length);
     }
 
-    __shared__ Merge<WARPS> merge;
+    __shared__ Merge<WARPS, HEADS> merge;
     merge.leave(attended);
     __syncthreads();
     const float value_scale = cache.scales[cache.num_kv_heads + head];

@@ -9,14 +9,15 @@
 // are asked for before the wait for the projection. Each block norms and rotates all queries of the
 // KV head; the one that attends to the newest token also its key, and stores both.
 //
-// `decode_float8_rows.py` gives CLUSTER, WARPS of a block, IS_E5M2, and QK_NORM (0 or 1).
+// `decode_float8_rows.py` gives CLUSTER, WARPS of a block, GROUP (query heads of a KV head), IS_E5M2 and
+// QK_NORM (0 or 1).
 // A multiprocessor can hold two blocks, or clusters of 16 would not all run at once.
 #include "float8_tiles.cuh"
 #include "rotary.cuh"
 
 #define THREADS (WARPS * 32)
 #define STEP (CLUSTER * WARPS)  // tiles of a cluster that are under way at once
-#define OUTPUTS (HEADS * DIMS / CLUSTER)  // of a block, at most
+#define OUTPUTS (GROUP * DIMS / CLUSTER)  // of a block
 #define LANE_DIMS (DIMS / 32)
 
 struct Rows {
@@ -31,11 +32,11 @@ struct Rows {
 
 struct Shared {
     float cos_sin[DIMS], norms[2][DIMS];  // of queries, of keys
-    float largest[HEADS];
-    __align__(16) u16 q[HEADS][DIMS];  // float16, divided by the largest of each head
+    float largest[GROUP];
+    __align__(16) u16 q[GROUP][DIMS];  // float16, divided by the largest of each head
     __align__(16) unsigned char newest[2][DIMS];  // its key and its value, as they are stored
-    Merge<WARPS> merge;
-    float peaks[CLUSTER][HEADS], totals[CLUSTER][HEADS];  // of the cluster's blocks
+    Merge<WARPS, GROUP> merge;
+    float peaks[CLUSTER][GROUP], totals[CLUSTER][GROUP];  // of the cluster's blocks
     float sums[CLUSTER][OUTPUTS];  // of those outputs that this block merges
 };
 
@@ -102,7 +103,7 @@ __device__ __forceinline__ Queries queries_of(const Shared& memory, const Float8
     Queries found = {};
 #pragma unroll
     for (int i = 0; i < 4; i++)
-        if (g < cache.group) {
+        if (g < GROUP) {
             const uint4 words = *(const uint4*)&memory.q[g][16 * t + 64 * (i / 2) + 8 * (i % 2)];
             u32(&to)[4][2] = found.q[i / 2];
             to[i % 2 * 2][0] = words.x, to[i % 2 * 2][1] = words.y;
@@ -110,7 +111,7 @@ __device__ __forceinline__ Queries queries_of(const Shared& memory, const Float8
         }
 #pragma unroll
     for (int h = 0; h < 2; h++)
-        found.scales[h] = 2 * t + h < cache.group ? scale * memory.largest[2 * t + h] : 0.0f;
+        found.scales[h] = 2 * t + h < GROUP ? scale * memory.largest[2 * t + h] : 0.0f;
     return found;
 }
 
@@ -130,23 +131,22 @@ __device__ __forceinline__ void put_newest(Tile& tile, const Shared& memory, con
 }
 
 // What this block attended to, to the blocks that merge its outputs.
-__device__ __forceinline__ void send_merged(Shared& memory, int num_warps, int group, u32 rank) {
-    const int outputs = group * DIMS / CLUSTER;
-    for (int i = threadIdx.x; i < group * DIMS; i += THREADS) {
+__device__ __forceinline__ void send_merged(Shared& memory, int num_warps, u32 rank) {
+    for (int i = threadIdx.x; i < GROUP * DIMS; i += THREADS) {
         float peak, total;
         const float sum = memory.merge.merged(num_warps, i / DIMS, i % DIMS, peak, total);
-        send(shared_address(&memory.sums[rank][i % outputs]), i / outputs, sum);
+        send(shared_address(&memory.sums[rank][i % OUTPUTS]), i / OUTPUTS, sum);
         if (i % DIMS >= CLUSTER) continue;
         send(shared_address(&memory.peaks[rank][i / DIMS]), i % DIMS, peak);
         send(shared_address(&memory.totals[rank][i / DIMS]), i % DIMS, total);
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 2)
+extern "C" __global__ void __launch_bounds__(THREADS, 16 / WARPS)
     attend(const __grid_constant__ Rows given) {
     __shared__ Shared memory;
     const Float8Cache& cache = given.cache;
-    const int warp = threadIdx.x / 32, group = cache.group;
+    const int warp = threadIdx.x / 32;
     const u32 rank = cluster_rank();
     const int head = cluster_id() % cache.num_kv_heads;
     const i64 sequence = cluster_id() / cache.num_kv_heads;
@@ -174,10 +174,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
 
     const bool has_newest = length > 0 && (num_tiles - 1) % CLUSTER == rank;
     const u16* row = given.qkv + sequence * given.qkv_stride;
-    for (int h = warp; h < group + 2 * has_newest; h += WARPS) {
-        const int heads = group * cache.num_kv_heads, part = h - group;  // 0: key, 1: value
+    for (int h = warp; h < GROUP + 2 * has_newest; h += WARPS) {
+        const int heads = GROUP * cache.num_kv_heads, part = h - GROUP;  // 0: key, 1: value
         if (part < 0)
-            leave_query(memory, given, row + (head * group + h) * DIMS, h);
+            leave_query(memory, given, row + (head * GROUP + h) * DIMS, h);
         else
             leave_newest(memory, given, row + (heads + part * cache.num_kv_heads + head) * DIMS,
                          head, part, slot);
@@ -202,15 +202,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
     __syncthreads();
     cluster_wait();  // all blocks of the cluster run
     const int num_warps = min(WARPS, UP(num_tiles - (int)rank, CLUSTER));
-    if (num_warps > 0) send_merged(memory, num_warps, group, rank);
+    if (num_warps > 0) send_merged(memory, num_warps, rank);
     cluster_arrive();
     cluster_wait();
 
-    const int outputs = group * DIMS / CLUSTER, num_blocks = min(num_tiles, CLUSTER);
+    const int num_blocks = min(num_tiles, CLUSTER);
     const float value_scale = cache.scales[cache.num_kv_heads + head];
-    u16* out = given.out + cluster_id() * (i64)(group * DIMS) + rank * outputs;
-    for (int i = threadIdx.x; i < outputs; i += THREADS) {
-        const int h = (rank * outputs + i) / DIMS;
+    u16* out = given.out + cluster_id() * (i64)(GROUP * DIMS) + rank * OUTPUTS;
+    for (int i = threadIdx.x; i < OUTPUTS; i += THREADS) {
+        const int h = (rank * OUTPUTS + i) / DIMS;
         float sum = 0.0f, total = 0.0f, peak = MINUS_INFINITY;
 #pragma unroll
         for (int b = 0; b < CLUSTER; b++)

@@ -50,12 +50,16 @@ def pays(num_rows: int, num_kv_heads: int) -> bool:
 
 
 class DecodeFloat8Rows:
-    """The kernels for caches of one type, on the current device."""
+    """The kernels for caches of one type and groups of one size, on the current device."""
 
-    def __init__(self, dtype: torch.dtype, has_qk_norm: bool, kept: Path | None = None) -> None:
+    def __init__(
+        self, dtype: torch.dtype, group: int, has_qk_norm: bool, kept: Path | None = None
+    ) -> None:
         """What is compiled is kept in a folder for the next start."""
+        self._group = group
         self._defines = {
-            "WARPS": _WARPS, "IS_E5M2": int(dtype == torch.float8_e5m2), "QK_NORM": int(has_qk_norm)
+            "WARPS": _WARPS, "GROUP": group, "IS_E5M2": int(dtype == torch.float8_e5m2),
+            "QK_NORM": int(has_qk_norm),
         }  # fmt: skip
         self._kept = kept
         self._processors = num_processors()
@@ -84,7 +88,7 @@ class DecodeFloat8Rows:
         """
         num_rows, num_kv_heads = len(qkv), k_cache.shape[2]
         num_heads = qkv.shape[1] // DIMS - 2 * num_kv_heads
-        if num_heads <= 0 or not float8_cache.suits(qkv.dtype, num_heads, k_cache):
+        if num_heads != self._group * num_kv_heads or not _suits(qkv, k_cache):
             raise ValueError(f"qkv {list(qkv.shape)} and a cache {list(k_cache.shape)}")
         if qkv.stride(1) != 1 or cos_sin.dtype != torch.float32 or not cos_sin.is_contiguous():
             raise ValueError("rows of qkv and the float32 table of rotations must be contiguous")
@@ -123,23 +127,32 @@ def cluster_for(pairs: int, num_processors: int) -> int:
     return 1 << (most.bit_length() - 1)
 
 
+def _suits(qkv: Tensor, k_cache: Tensor) -> bool:
+    num_heads = qkv.shape[1] // k_cache.shape[3] - 2 * k_cache.shape[2]
+    return num_heads > 0 and float8_cache.suits(qkv.dtype, num_heads, k_cache)
+
+
 def kernels_for(
     qkv: Tensor, k_cache: Tensor, has_qk_norm: bool, kept: Path | None = None
 ) -> DecodeFloat8Rows | None:
     """The kernels for these tensors; None: their device, types or shapes have none."""
-    num_heads = qkv.shape[1] // k_cache.shape[3] - 2 * k_cache.shape[2]
-    if not float8_cache.can_run_on(qkv.device):
+    if not float8_cache.can_run_on(qkv.device) or not _suits(qkv, k_cache):
         return None
-    if num_heads <= 0 or not float8_cache.suits(qkv.dtype, num_heads, k_cache):
-        return None
-    return _prepared(k_cache.dtype, has_qk_norm, len(qkv), k_cache.shape[2], kept)
+    num_kv_heads, head_dim = k_cache.shape[2:]
+    group = qkv.shape[1] // head_dim // num_kv_heads - 2
+    return _prepared(k_cache.dtype, group, has_qk_norm, len(qkv), num_kv_heads, kept)
 
 
 @lru_cache
 def _prepared(
-    dtype: torch.dtype, has_qk_norm: bool, num_rows: int, num_kv_heads: int, kept: Path | None
+    dtype: torch.dtype,
+    group: int,
+    has_qk_norm: bool,
+    num_rows: int,
+    num_kv_heads: int,
+    kept: Path | None,
 ) -> DecodeFloat8Rows | None:
-    kernels = _of(dtype, has_qk_norm, kept)
+    kernels = _of(dtype, group, has_qk_norm, kept)
     try:
         kernels.prepare(num_rows, num_kv_heads)
     except CannotCompile as error:
@@ -149,5 +162,5 @@ def _prepared(
 
 
 @lru_cache
-def _of(dtype: torch.dtype, has_qk_norm: bool, kept: Path | None) -> DecodeFloat8Rows:
-    return DecodeFloat8Rows(dtype, has_qk_norm, kept)
+def _of(dtype: torch.dtype, group: int, has_qk_norm: bool, kept: Path | None) -> DecodeFloat8Rows:
+    return DecodeFloat8Rows(dtype, group, has_qk_norm, kept)

@@ -176,17 +176,18 @@ struct Attended {
     }
 };
 
-// What the warps of a block attended to, merged in their order.
-template <int NUM>
+// What the warps of a block attended to, merged in their order; so many heads of a group at most.
+template <int NUM, int MOST>
 struct Merge {
-    float peaks[NUM][HEADS], totals[NUM][HEADS];
-    float sums[NUM][HEADS][DIMS + 4];
+    float peaks[NUM][MOST], totals[NUM][MOST];
+    float sums[NUM][MOST][DIMS + 4];
 
     __device__ __forceinline__ void leave(Attended& of) {
         const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             const float total = column_sum(of.totals[h]);
+            if (2 * t + h >= MOST) continue;
             if (g == 0) peaks[warp][2 * t + h] = of.peaks[h], totals[warp][2 * t + h] = total;
 #pragma unroll
             for (int pair = 0; pair < PAIRS; pair++)

@@ -45,6 +45,7 @@ _ROW = {
 _ROW_BLOCKS = {"linear": 2, "normed": 3, "gated": 2}
 _SHARED_BYTES = 227 << 10  # of a multiprocessor
 _RESERVED_BYTES = 1 << 10  # of each block, by the system
+_FILLED_BYTES = _SHARED_BYTES - (45 << 10)  # attention over an FP8 cache has place beside it
 _MIN_CAPABILITY = (9, 0)
 
 log = logging.getLogger(__name__)
@@ -195,7 +196,7 @@ def _row_launch(layout: NarrowLayout, name: str, num_columns: int) -> tuple[int,
     # The next kernel's copies would come before this one's: leave it no place. Integers, which take
     # longer to compute than to read, are no quicker for it.
     if name == "linear" and layout.groups == 0:
-        needed = _SHARED_BYTES // at_once
+        needed = max(needed, _FILLED_BYTES // at_once)
     return needed - _RESERVED_BYTES, at_once
 
 
