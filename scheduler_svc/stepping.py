@@ -24,7 +24,7 @@ from scheduler_svc.explain.first_tokens import FirstTokenStep
 from scheduler_svc.explain.trace import StepRecord, Trace
 from scheduler_svc.observe.step_log import log_step
 from scheduler_svc.observe.step_profile import LoopProfile
-from scheduler_svc.speculation.draft_trial import AnsweredStep
+from scheduler_svc.speculation.answered_step import AnsweredStep
 from scheduler_svc.speculation.start import make_drafter
 from scheduler_svc.worker.link import Answer, LinkLost, WorkerLink
 from scheduler_svc.worker.pace import Pace
@@ -120,6 +120,8 @@ class Stepping:
         """A grant if possible, else one step if the look-ahead allows it; empty if neither."""
         core, num_in_flight = self._core, self._core.num_in_flight
         drafts = NO_DRAFTS if self._drafter is None else self._drafter.propose()
+        if self._drafter is not None and self._drafter.awaits_answers:
+            return ()
         num_steps = self._pace.steps_to_grant(self._max_grant)
         # The next grant follows when half of one is left, so that the worker never waits for it.
         most = max(self._lookahead, num_steps // 2) if self._lookahead else 0

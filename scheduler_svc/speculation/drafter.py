@@ -10,18 +10,20 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from scheduler_svc.core import Drafts, Scheduler, Sequence, Status
+from scheduler_svc.core import Drafts, Scheduler, Sequence, Status, StepPlan
 from scheduler_svc.core.request.request import TokenIds
 from scheduler_svc.core.step.plan import NO_DRAFTS
-from scheduler_svc.speculation.draft_trial import AnsweredStep, DraftTrial
+from scheduler_svc.speculation.acceptance import Acceptance, Verified
+from scheduler_svc.speculation.answered_step import AnsweredStep
+from scheduler_svc.speculation.delays import Delays, StepEffect
+from scheduler_svc.speculation.lengths import DraftableRows, choose_lengths
 from scheduler_svc.speculation.lookup import look_up, look_up_rows
 from scheduler_svc.speculation.options import SpeculationOptions
 from scheduler_svc.speculation.past_outputs import PastOutputs
-from scheduler_svc.speculation.pay import Batch, StepCosts, best_length
+from scheduler_svc.speculation.prices import Prices
 
 _AT_FIRST = 0.45  # the probability that a prediction comes true, before any was seen
 _FADE = 0.85  # of it, with each new prediction
-_REMEMBERED = 2048  # steps; a first one that was disturbed must not count for ever
 _LEAST = 0.4  # below it a request is only watched, whatever a step costs
 
 
@@ -65,44 +67,94 @@ class Drafter:
         self._predict = predict
         self._core = core
         self._courses: dict[Sequence, _Course] = {}
-        self._plain, self._drafted = StepCosts(), StepCosts()  # of steps without drafts, and with
-        self._num_decodes = 0
-        self._trial = DraftTrial()
+        self.awaits_answers = False
+        self._late_step_id: int | None = None  # of the step that awaited others for drafts' sake
+        self._prices = Prices()
+        self._acceptance = Acceptance(options.num_speculative_tokens)
+        self._max_positions = len(core.view.num_known)  # that a step may sample at: one a slot
+        self._delays = Delays(self._max_positions)
         self._past = PastOutputs(
             options.suffix_decoding_max_cached_requests, options.suffix_decoding_max_tree_depth
         )
 
     def stepped(self, done: AnsweredStep) -> None:
-        """Takes note of what a step took."""
+        """Takes note of a step that was answered, and of what it took."""
+        verified = self._verified(done.plan) if done.plan.drafts else {}
+        if verified:
+            self._acceptance.learn(list(verified.values()))
+        has_waited = done.plan.step_id == self._late_step_id
         if done.is_decode:
-            self._num_decodes += 1
-            if self._num_decodes % _REMEMBERED == 0:
-                self._drafted = StepCosts()
-            costs = self._drafted if done.plan.drafts else self._plain
-            costs.observe(done.plan.num_tokens, done.period_s)
-        self._trial.stepped(done, len(self._core.view.running))
+            self._prices.observe(done, has_waited)
+        prices, running = self._prices.of(len(done.plan.slots)), self._core.view.running_slots()
+        if prices is not None:
+            accepted = {slot: row.num_accepted for slot, row in verified.items()}
+            self._delays.stepped(StepEffect(done, running, accepted, prices, has_waited))
+
+    def _verified(self, plan: StepPlan) -> dict[int, Verified]:
+        """What came of the drafts of a step, by slot; not of requests that it ended."""
+        before = dict(zip(plan.slots.tolist(), plan.num_computed.tolist(), strict=True))
+        verified = {}
+        for slot, draft in plan.drafts.items():
+            sequence = self._core.view.sequence_in(slot)
+            course = None if sequence is None else self._courses.get(sequence)
+            if sequence is not None and course is not None:
+                accepted = max(self._num_known(sequence) - before[slot] - 2, 0)
+                verified[slot] = Verified(course.probability, len(draft), accepted)
+        return verified
 
     def propose(self) -> Drafts:
         """Drafts by slot, for the rows whose drafts pay; none for all others."""
+        oldest = self._core.oldest_in_flight
+        is_verifying = oldest is not None and bool(oldest.drafts)
+        drafts = NO_DRAFTS if is_verifying else self._drafts()
+        # A step with drafts is alone: were others to go on meanwhile, rows would part for ever
+        # into two steps, each of which takes almost as long as one with all.
+        self.awaits_answers = is_verifying or (oldest is not None and bool(drafts))
+        if self.awaits_answers:
+            self._late_step_id = self._core.last_step_id + 1
+        return drafts
+
+    def _drafts(self) -> Drafts:
         self._keep_outputs()
         running, limit = self._core.view.running, self._options.disable_by_batch_size
         if not running or (limit and len(running) >= limit):
             return NO_DRAFTS
         # Also of those that are not watched now: their outputs are kept when they end.
-        self._courses = {s: self._courses.get(s) or _Course(self._num_known(s)) for s in running}
-        if not self._trial.allows(len(running)):
-            return NO_DRAFTS
+        self._courses = {s: self._courses.get(s) or self._begun(s) for s in running}
         drafting = self._foreseen()
-        if not drafting:
-            return NO_DRAFTS
-        mean = sum(course.probability for course in drafting.values()) / len(drafting)
-        batch = Batch(len(running), len(drafting), mean)
-        most = self._options.num_speculative_tokens
-        length = best_length(batch, most, self._plain, self._drafted)
-        if not length:
+        if not any(self._lengths(drafting)):
             return NO_DRAFTS
         self._look_up(drafting)
-        return {s.slot: c.predicted[:length] for s, c in drafting.items() if s.slot is not None}
+        lengths = self._lengths(drafting)  # some may be predicted for fewer tokens
+        drafts = {
+            s.slot: course.predicted[:length]
+            for (s, course), length in zip(drafting.items(), lengths, strict=False)
+        }
+        return {slot: d for slot, d in drafts.items() if slot is not None and len(d)}
+
+    def _begun(self, sequence: Sequence) -> _Course:
+        assert sequence.slot is not None
+        self._delays.begin(sequence.slot)
+        return _Course(self._num_known(sequence))
+
+    def _lengths(self, drafting: dict[Sequence, _Course]) -> list[int]:
+        """How many drafts each of these requests gets."""
+        prices = self._prices.of(self._core.num_running)
+        if prices is None or not drafting or self._prices.is_stale:
+            return []
+        slots = np.array([s.slot for s in drafting], dtype=np.intp)
+        others = np.setdiff1d(self._core.view.running_slots(), slots)
+        left_s = self._delays.left_s(np.append(slots, others))
+        probabilities = np.array([course.probability for course in drafting.values()])
+        gains = self._acceptance.expected(probabilities)
+        for row, course in enumerate(drafting.values()):
+            if course.is_fresh:
+                gains[row, len(course.predicted) :] = 0.0
+        # Requests that may enter have their places first.
+        max_drafts = self._max_positions - len(left_s) - self._core.num_waiting
+        rows = DraftableRows(gains, left_s, max_drafts)
+        lengths: list[int] = choose_lengths(rows, prices).tolist()
+        return lengths
 
     def _keep_outputs(self) -> None:
         """Keeps those of requests that have ended, for others to draft from."""

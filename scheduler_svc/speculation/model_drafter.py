@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from scheduler_svc.core import Drafts, Scheduler, Sequence, StepPlan
 from scheduler_svc.core.step.plan import NO_DRAFTS, WorkerDraft
-from scheduler_svc.speculation.draft_trial import AnsweredStep
+from scheduler_svc.speculation.answered_step import AnsweredStep
 from scheduler_svc.speculation.options import SpeculationOptions
 from scheduler_svc.speculation.pay import Batch, StepCosts, best_choice
 
@@ -68,6 +68,7 @@ class ModelDrafter:
         self._num_tried = _TRIED  # steps of the last try that were answered
         self._plain_s = 0.0  # that steps without drafts took since the last with them
         self._period = _PERIODS[0]
+        self.awaits_answers = False  # rows that do not verify go on
 
     def stepped(self, done: AnsweredStep) -> None:
         """Takes note of a step that was answered, and of what it took."""

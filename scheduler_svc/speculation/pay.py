@@ -37,6 +37,11 @@ class StepCosts:
             self._seconds[num_tokens] = seconds
         self.observe(num_tokens, seconds)
 
+    @property
+    def fewest(self) -> int | None:
+        """The smallest number of tokens that was measured."""
+        return min(self._seconds, default=None)
+
     def of(self, num_tokens: int) -> float | None:
         """Expected seconds, between those of the nearest sizes; beyond them, as the nearest took.
 
@@ -53,14 +58,6 @@ class StepCosts:
         return sizes[smaller] + part * (sizes[larger] - sizes[smaller])
 
 
-def best_length(batch: Batch, most: int, plain: StepCosts, drafted: StepCosts | None = None) -> int:
-    """The number of drafts per row that brings most tokens a second; 0: none pays.
-
-    Steps with drafts have costs of their own, since the next one is planned after their answer.
-    """
-    return best_choice(batch, most, plain, 0.0, drafted).length
-
-
 @dataclass(frozen=True, slots=True)
 class BestLength:
     """A length of drafts, and what it saves."""
@@ -69,14 +66,8 @@ class BestLength:
     saved_s: float  # for each token of a row
 
 
-def best_choice(
-    batch: Batch,
-    most: int,
-    costs: StepCosts,
-    draft_s: float,
-    drafted: StepCosts | None = None,
-) -> BestLength:
-    """The length as in `best_length`, and what it saves.
+def best_choice(batch: Batch, most: int, costs: StepCosts, draft_s: float = 0.0) -> BestLength:
+    """The number of drafts per row that brings most tokens a second; 0: none pays.
 
     To make one draft for each row that drafts takes `draft_s`.
     """
@@ -91,8 +82,7 @@ def best_choice(
         came_true *= batch.probability
         expected += came_true
         num_verified = batch.num_rows + length * batch.num_drafting
-        seconds = (drafted and drafted.of(num_verified)) or costs.of(num_verified) or plain_s
-        seconds += length * draft_s
+        seconds = (costs.of(num_verified) or plain_s) + length * draft_s
         num_tokens = others + batch.num_drafting * expected
         if others:  # they go on in the step that the drafting rows await
             seconds += costs.of(others) or plain_s

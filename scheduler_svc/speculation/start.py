@@ -7,7 +7,7 @@ from pagewire.gguf.files import model_name
 from pagewire.hub import names
 from pagewire.v1 import worker_pb2
 from scheduler_svc.core import Drafts, Scheduler
-from scheduler_svc.speculation.draft_trial import AnsweredStep
+from scheduler_svc.speculation.answered_step import AnsweredStep
 from scheduler_svc.speculation.drafter import Drafter
 from scheduler_svc.speculation.model_drafter import ModelDrafter
 from scheduler_svc.speculation.options import Method, SpeculationOptions
@@ -21,6 +21,10 @@ class Drafting(Protocol):
 
     def propose(self) -> Drafts:
         """Drafts by slot, for the rows whose drafts pay; none for all others."""
+
+    @property
+    def awaits_answers(self) -> bool:
+        """Whether no step is to be planned now: the steps in flight must be answered first."""
 
 
 def make_drafter(options: SpeculationOptions, core: Scheduler) -> Drafting:

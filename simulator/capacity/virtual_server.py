@@ -21,7 +21,7 @@ from scheduler_svc.core import (
 )
 from scheduler_svc.core.estimate.step_time import StepTime
 from scheduler_svc.core.step.plan import NO_DRAFTS
-from scheduler_svc.speculation.draft_trial import AnsweredStep
+from scheduler_svc.speculation.answered_step import AnsweredStep
 from scheduler_svc.worker.pace import Pace
 from simulator.capacity.outputs import Outputs
 from simulator.capacity.speculation import VirtualSpeculation
@@ -176,7 +176,8 @@ class VirtualServer:
     def _next_plan(self) -> StepPlan | None:
         # As in the scheduler's process, drafts are proposed whether or not there is a step to plan.
         drafts = NO_DRAFTS if self._drafter is None else self._drafter.propose()
-        if self._core.num_in_flight > self._lookahead:
+        awaits_answers = self._drafter is not None and self._drafter.awaits_answers
+        if awaits_answers or self._core.num_in_flight > self._lookahead:
             return None
         return self._core.schedule(self._pace.prompts.most_prompt_tokens, drafts)
 

@@ -12,7 +12,7 @@ from scheduler_svc.core import FinishReason, Request, Scheduler, SchedulerConfig
 from scheduler_svc.core.invariants import check_invariants
 from scheduler_svc.core.step.plan import NO_DRAFTS
 from scheduler_svc.sampling import resolve
-from scheduler_svc.speculation.draft_trial import AnsweredStep
+from scheduler_svc.speculation.answered_step import AnsweredStep
 from scheduler_svc.speculation.options import SpeculationOptions
 from scheduler_svc.speculation.start import make_drafter
 from scheduler_svc.worker.state_check import StateCheck

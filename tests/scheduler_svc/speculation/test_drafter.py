@@ -7,7 +7,7 @@ import pytest
 
 from scheduler_svc.core import Request, Scheduler, SchedulerConfig, Sequence, StepPlan, StepResult
 from scheduler_svc.core.request.request import TokenIds
-from scheduler_svc.speculation.draft_trial import AnsweredStep
+from scheduler_svc.speculation.answered_step import AnsweredStep
 from scheduler_svc.speculation.drafter import Drafter
 from scheduler_svc.speculation.options import Method, SpeculationOptions
 
@@ -101,7 +101,7 @@ def test_outputs_are_kept_for_others_also_while_drafts_rest() -> None:
     limits = {"num_blocks": 100, "block_size": 16, "max_num_seqs": 4, "max_model_len": 256}
     core = Scheduler(SchedulerConfig(max_num_batched_tokens=256, vocab_size=100, **limits))
     drafter = Drafter(options, core)
-    drafter._trial.allows = lambda _: False  # type: ignore[method-assign]
+    drafter._lengths = lambda _: []  # type: ignore[method-assign]
     core.add(Request("a", np.arange(20, dtype=np.int32), max_tokens=30))
     device = Device()
     while any(core.live()):

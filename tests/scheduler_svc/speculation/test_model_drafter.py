@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from scheduler_svc.core import Request, Scheduler, SchedulerConfig, StepPlan, StepResult
-from scheduler_svc.speculation.draft_trial import AnsweredStep
+from scheduler_svc.speculation.answered_step import AnsweredStep
 from scheduler_svc.speculation.model_drafter import ModelDrafter
 from scheduler_svc.speculation.options import Method, SpeculationOptions
 

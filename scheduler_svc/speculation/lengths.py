@@ -1,0 +1,63 @@
+"""How many drafts each row of a step gets: chosen together, by what they are expected to bring.
+
+The likeliest drafts are taken, as many as bring most tokens a second; none, if that would make a
+row later than drafts may make it. Knows neither requests nor tokens.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scheduler_svc.speculation.acceptance import Gains
+from scheduler_svc.speculation.prices import StepPrices
+
+_MARGIN = 1.03  # a gain of pace below this is noise
+_RISKED = 1.0  # of a step's time: so late a row may lose what it is expected to regain at once
+
+Lengths = NDArray[np.intp]
+
+
+@dataclass(frozen=True, slots=True)
+class DraftableRows:
+    """The rows of the next step, those with predictions first."""
+
+    gains: Gains  # [R, D]: the probability that each draft is accepted, falling in each row
+    left_s: NDArray[np.float64]  # [N >= R]: what drafts may cost each row
+    max_drafts: int  # of all together
+
+
+def choose_lengths(rows: DraftableRows, prices: StepPrices) -> Lengths:
+    """The number of drafts of each row with predictions [R]; all 0 where none pay."""
+    (num_predicted, most), num_rows = rows.gains.shape, len(rows.left_s)
+    nothing = np.zeros(num_predicted, dtype=np.intp)
+    order = _likeliest(rows, prices)
+    if not len(order):
+        return nothing
+    accepted = np.cumsum(rows.gains.ravel()[order])  # [K], expected of the first drafts
+    extra_s = prices.wait_s + prices.draft_s * np.arange(1, len(order) + 1)
+    pace = (num_rows + accepted) / (prices.plain_s + extra_s)
+    best = int(pace.argmax())
+    if pace[best] <= _MARGIN * num_rows / prices.plain_s:
+        return nothing
+    lengths = np.bincount(order[: best + 1] // most, minlength=num_predicted)
+    lost_s = float(extra_s[best] - prices.row_s * accepted[best])
+    return lengths if _all_may_lose(rows, lengths, lost_s, prices) else nothing
+
+
+def _likeliest(rows: DraftableRows, prices: StepPrices) -> Lengths:
+    """The drafts that there may be, as indices of all gains, the likeliest first."""
+    keys = -rows.gains
+    # A row that may lose little gets its first draft before others get more.
+    keys[rows.left_s[: len(keys)] < prices.plain_s, 0] -= 1.0
+    # Stable, so that a row's drafts stay in order.
+    return np.argsort(keys, axis=None, kind="stable")[: max(rows.max_drafts, 0)]
+
+
+def _all_may_lose(rows: DraftableRows, lengths: Lengths, lost_s: float, prices: StepPrices) -> bool:
+    """Whether each row may lose so much in a step, or is expected to regain it by its drafts."""
+    may_s = rows.left_s.copy()
+    may_s[(may_s < 0) & (may_s > -_RISKED * prices.plain_s)] = 0.0
+    is_drafted = np.arange(rows.gains.shape[1]) < lengths[:, None]
+    may_s[: len(lengths)] += prices.fixed_s * (rows.gains * is_drafted).sum(axis=1)
+    return bool(lost_s <= may_s.min())

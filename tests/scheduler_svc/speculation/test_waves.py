@@ -1,0 +1,166 @@
+"""Requests that come at once, some foreseen and some not: none is made slower by others' drafts.
+
+The production core and drafter, with look-ahead, under a virtual clock: steps take what they took
+of 8B on an H200. What comes true is drawn once for each request and place, so every number here is
+computed, the same on any machine.
+"""
+
+from collections import deque
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from scheduler_svc.core import Request, Scheduler, SchedulerConfig, Sequence, StepPlan, StepResult
+from scheduler_svc.core.request.request import TokenIds
+from scheduler_svc.speculation.answered_step import AnsweredStep
+from scheduler_svc.speculation.drafter import Drafter
+from scheduler_svc.speculation.options import Method, SpeculationOptions
+
+OPTIONS = SpeculationOptions(Method.NGRAM, 7)
+TOKEN, NUM_PROMPT, NUM_OUTPUT, LOOKAHEAD = 5, 20, 160, 1
+POSITIONS, MILLISECONDS = (1, 8, 64, 128, 256), (4.0, 4.65, 6.3, 8.4, 12.2)
+VERIFY_S, WIRE_S, HOST_S = 0.5e-3, 0.2e-3, 0.15e-3  # of drafts; each way; from answer to plan
+UNFORESEEN = 0.1  # share of predictions that come true
+
+Right = list[NDArray[np.bool_]]  # by request: which predictions come true, by place
+
+
+def foreseen(num_requests: int, share: float, right: float) -> Right:
+    """Predictions of a share of the requests come true so often; of the others, hardly."""
+    random = np.random.default_rng(0)
+    is_foreseen = random.permutation(num_requests) < share * num_requests
+    rates = np.where(is_foreseen, right, UNFORESEEN)
+    return [random.random(NUM_OUTPUT + 64) < rate for rate in rates]
+
+
+def in_passages(num_requests: int, foreseen_tokens: int, other_tokens: int) -> Right:
+    """Each request has passages that are foreseen and others that are not."""
+    random = np.random.default_rng(0)
+    found = []
+    for _ in range(num_requests):
+        rates: list[float] = []
+        while len(rates) < NUM_OUTPUT + 64:
+            rates += [0.95] * random.geometric(1 / foreseen_tokens)
+            rates += [UNFORESEEN] * random.geometric(1 / other_tokens)
+        at = random.integers(len(rates))
+        found.append(random.random(NUM_OUTPUT + 64) < np.roll(rates, at)[: NUM_OUTPUT + 64])
+    return found
+
+
+@dataclass(slots=True)
+class Server:
+    """A scheduler's loop and its worker."""
+
+    right: Right
+    has_drafts: bool
+    now_s: float = 0.0
+    free_at_s: float = 0.0
+    answered_s: float = 0.0
+    random: np.random.Generator = field(default_factory=lambda: np.random.default_rng(1))
+    coming: deque[tuple[float, float, StepPlan]] = field(default_factory=deque)
+    core: Scheduler = field(init=False)
+    drafter: Drafter | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        limits = {"num_blocks": 4000, "block_size": 16, "max_num_seqs": 256, "max_model_len": 512}
+        self.core = Scheduler(
+            SchedulerConfig(max_num_batched_tokens=4096, vocab_size=100, **limits)
+        )
+        self.drafter = Drafter(OPTIONS, self.core, self._predict) if self.has_drafts else None
+
+    def serve(self, num_streams: int) -> list[float]:
+        """Answers all requests, so many at a time; returns when each one ended."""
+        waiting, ends_s = deque(range(len(self.right))), [0.0] * len(self.right)
+        began_s = self.now_s
+        for _ in range(num_streams):
+            self._add(waiting.popleft())
+        while any(self.core.live()):
+            self._plan()
+            for handle in self._answer():
+                ends_s[handle] = self.now_s - began_s
+                if waiting:
+                    self._add(waiting.popleft())
+        return ends_s
+
+    def _predict(self, sequence: Sequence, num_known: int) -> TokenIds:
+        at = num_known - sequence.num_prompt
+        right = self.right[sequence.request.handle][at : at + OPTIONS.num_speculative_tokens]
+        return np.where(right, TOKEN, TOKEN + 1).astype(np.int32)
+
+    def _add(self, handle: int) -> None:
+        prompt = np.arange(NUM_PROMPT, dtype=np.int32) + 10
+        name = f"{handle} at {self.now_s}"
+        self.core.add(Request(name, prompt, max_tokens=NUM_OUTPUT, handle=handle))
+
+    def _plan(self) -> None:
+        while True:
+            drafts = {} if self.drafter is None else self.drafter.propose()
+            awaits = self.drafter is not None and self.drafter.awaits_answers
+            if awaits or self.core.num_in_flight > LOOKAHEAD:
+                return
+            plan = self.core.schedule(None, drafts)
+            if plan is None:
+                return
+            took_s = float(np.interp(plan.num_tokens, POSITIONS, MILLISECONDS)) * 1e-3
+            took_s = (took_s + VERIFY_S * bool(plan.drafts)) * self.random.uniform(0.98, 1.02)
+            self.free_at_s = max(self.now_s + WIRE_S, self.free_at_s) + took_s
+            self.coming.append((self.now_s, self.free_at_s + WIRE_S, plan))
+
+    def _answer(self) -> list[int]:
+        sent_s, now_s, plan = self.coming.popleft()
+        counts = []
+        for slot in plan.sampled_slots.tolist():
+            drafts = np.asarray(plan.drafts.get(slot, ()))
+            counts.append(1 + int(np.cumprod(drafts == TOKEN).sum()))
+        num_sampled = np.array(counts, dtype=np.int32)
+        tokens = np.full(num_sampled.sum(), TOKEN, dtype=np.int32)
+        result = self.core.update(StepResult(plan.step_id, tokens, num_sampled=num_sampled))
+        if self.drafter is not None:
+            duration_s, period_s = now_s - max(sent_s, self.answered_s), now_s - self.answered_s
+            self.drafter.stepped(AnsweredStep(plan, duration_s, period_s, len(tokens)))
+        self.answered_s, self.now_s = now_s, now_s + HOST_S
+        return [finished.request.handle for finished in result.finished]
+
+
+def gains(right: Right, num_streams: int) -> list[float]:
+    """How many times as soon each request ends, once steps were measured; the last is of all."""
+    ends_s = []
+    for has_drafts in (False, True):
+        server = Server(right, has_drafts)
+        server.serve(num_streams)
+        found = server.serve(num_streams)
+        ends_s.append([*found, max(found)])
+    return [off_s / on_s for off_s, on_s in zip(*ends_s, strict=True)]
+
+
+@pytest.mark.parametrize("share", [0.2, 0.5, 0.8, 0.95])
+@pytest.mark.parametrize("right", [0.7, 0.9, 0.97])
+def test_in_one_wave_no_request_is_slower_for_others_drafts(share: float, right: float) -> None:
+    assert min(gains(foreseen(64, share, right), 64)) >= 0.97
+
+
+@pytest.mark.parametrize("lengths", [(30, 10), (20, 20), (10, 30)])
+def test_requests_that_are_foreseen_in_part_are_no_slower(lengths: tuple[int, int]) -> None:
+    assert min(gains(in_passages(64, *lengths), 64)) >= 0.97
+
+
+@pytest.mark.parametrize(("right", "gain"), [(0.7, 1.0), (0.9, 1.3), (0.97, 1.5)])
+def test_a_wave_that_is_all_foreseen_is_quicker(right: float, gain: float) -> None:
+    assert min(gains(foreseen(64, 1.0, right), 64)) > gain
+
+
+@pytest.mark.parametrize("share", [0.2, 0.8])
+def test_waves_that_follow_each_other_are_no_slower(share: float) -> None:
+    assert gains(foreseen(256, share, 0.9), 64)[-1] >= 0.97
+
+
+@pytest.mark.parametrize(("num_rows", "gain"), [(1, 3.0), (8, 2.5)])
+def test_few_rows_that_are_foreseen_gain_most(num_rows: int, gain: float) -> None:
+    assert min(gains(foreseen(num_rows, 1.0, 0.9), num_rows)) > gain
+
+
+@pytest.mark.parametrize("num_rows", [1, 8, 64])
+def test_what_is_not_foreseen_is_no_slower(num_rows: int) -> None:
+    assert min(gains(foreseen(num_rows, 0.0, 0.9), num_rows)) >= 0.97
