@@ -86,8 +86,8 @@ def test_two_gpus_give_the_tokens_of_one(
     ("rank", "number", "said"),
     [
         (1, signal.SIGKILL, "rank 1 ended with -9"),
-        (1, signal.SIGSTOP, r"rank 1: no heartbeat for 2\.\d s"),
-        (0, signal.SIGSTOP, r"rank 0: no heartbeat for 2\.\d s"),
+        (1, signal.SIGSTOP, r"rank 1: no heartbeat for \d+\.\d s"),
+        (0, signal.SIGSTOP, r"rank 0: no heartbeat for \d+\.\d s"),
     ],
 )
 def test_streams_end_as_if_nothing_had_happened_to_a_rank_on_a_gpu(
