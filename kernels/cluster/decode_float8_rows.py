@@ -22,7 +22,9 @@ from kernels.cluster.program import CannotCompile, Kernel, Launch, Program, num_
 
 SOURCE = Path(__file__).with_name("decode_float8_rows.cu")
 _WARPS = 8  # of a block
-_LARGEST_CLUSTER = 16
+# Blocks that share a pair, at most: more of them begin later, and read a long context sooner.
+_LARGEST_CLUSTER, _LARGEST_FOR_SHORT = 16, 8
+_SHORT = 4096  # tokens
 _MOST_PAIRS = 512  # of a row and a KV head
 
 log = logging.getLogger(__name__)
@@ -53,10 +55,19 @@ class DecodeFloat8Rows:
     """The kernels for caches of one type and groups of one size, on the current device."""
 
     def __init__(
-        self, dtype: torch.dtype, group: int, has_qk_norm: bool, kept: Path | None = None
+        self,
+        dtype: torch.dtype,
+        group: int,
+        has_qk_norm: bool,
+        is_short: bool,
+        kept: Path | None = None,
     ) -> None:
-        """What is compiled is kept in a folder for the next start."""
+        """`is_short`: no context has more than a few thousand tokens.
+
+        What is compiled is kept in a folder for the next start.
+        """
         self._group = group
+        self._largest = _LARGEST_FOR_SHORT if is_short else _LARGEST_CLUSTER
         self._defines = {
             "WARPS": _WARPS, "GROUP": group, "IS_E5M2": int(dtype == torch.float8_e5m2),
             "QK_NORM": int(has_qk_norm),
@@ -110,7 +121,7 @@ class DecodeFloat8Rows:
 
     def _kernel(self, pairs: int) -> Kernel:
         if pairs not in self._kernels:
-            cluster = cluster_for(pairs, self._processors)
+            cluster = cluster_for(pairs, self._processors, self._largest)
             if cluster not in self._programs:
                 defines = {**self._defines, "CLUSTER": cluster}
                 self._programs[cluster] = Program(SOURCE, defines, self._kept)
@@ -119,11 +130,11 @@ class DecodeFloat8Rows:
         return self._kernels[pairs]
 
 
-def cluster_for(pairs: int, num_processors: int) -> int:
+def cluster_for(pairs: int, num_processors: int, largest: int) -> int:
     """Blocks that share a pair: in all about one for a multiprocessor."""
     if pairs > num_processors:
         return 1
-    most = max(2, min(_LARGEST_CLUSTER, num_processors // pairs))
+    most = max(2, min(largest, num_processors // pairs))
     return 1 << (most.bit_length() - 1)
 
 
@@ -133,26 +144,29 @@ def _suits(qkv: Tensor, k_cache: Tensor) -> bool:
 
 
 def kernels_for(
-    qkv: Tensor, k_cache: Tensor, has_qk_norm: bool, kept: Path | None = None
+    qkv: Tensor,
+    k_cache: Tensor,
+    has_qk_norm: bool,
+    most_tokens: int,
+    kept: Path | None = None,
 ) -> DecodeFloat8Rows | None:
-    """The kernels for these tensors; None: their device, types or shapes have none."""
+    """The kernels for these tensors; None: their device, types or shapes have none.
+
+    A context has at most so many tokens, which all steps of a model must give alike: rows are
+    added in another order by larger clusters.
+    """
     if not float8_cache.can_run_on(qkv.device) or not _suits(qkv, k_cache):
         return None
     num_kv_heads, head_dim = k_cache.shape[2:]
     group = qkv.shape[1] // head_dim // num_kv_heads - 2
-    return _prepared(k_cache.dtype, group, has_qk_norm, len(qkv), num_kv_heads, kept)
+    kernels = _of(k_cache.dtype, group, has_qk_norm, most_tokens <= _SHORT, kept)
+    return _prepared(kernels, len(qkv), num_kv_heads)
 
 
 @lru_cache
 def _prepared(
-    dtype: torch.dtype,
-    group: int,
-    has_qk_norm: bool,
-    num_rows: int,
-    num_kv_heads: int,
-    kept: Path | None,
+    kernels: DecodeFloat8Rows, num_rows: int, num_kv_heads: int
 ) -> DecodeFloat8Rows | None:
-    kernels = _of(dtype, group, has_qk_norm, kept)
     try:
         kernels.prepare(num_rows, num_kv_heads)
     except CannotCompile as error:
@@ -162,5 +176,7 @@ def _prepared(
 
 
 @lru_cache
-def _of(dtype: torch.dtype, group: int, has_qk_norm: bool, kept: Path | None) -> DecodeFloat8Rows:
-    return DecodeFloat8Rows(dtype, group, has_qk_norm, kept)
+def _of(
+    dtype: torch.dtype, group: int, has_qk_norm: bool, is_short: bool, kept: Path | None
+) -> DecodeFloat8Rows:
+    return DecodeFloat8Rows(dtype, group, has_qk_norm, is_short, kept)

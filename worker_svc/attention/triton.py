@@ -70,10 +70,10 @@ class TritonAttention:
             return None
         if not decode_float8_rows.pays(len(qkv), k_cache.shape[2]):
             return None
-        has_norms = rotary.qk_norms is not None
         kernels = decode_float8_rows.kernels_for(
-            qkv, k_cache, has_norms, kernel_cache() / "cluster"
-        )
+            qkv, k_cache, rotary.qk_norms is not None, len(rotary.cos_sin),
+            kernel_cache() / "cluster",
+        )  # fmt: skip
         if kernels is None:
             return None
         return kernels.attend(

@@ -60,7 +60,8 @@ class Case:
         """(attended, stored) by one."""
         stored = self.stored.clone()
         k, v = stored.unbind(2)
-        kernels = decode_float8_rows.kernels_for(self.qkv, k, self.norms is not None)
+        given = self.qkv, k, self.norms is not None, len(self.cos_sin)
+        kernels = decode_float8_rows.kernels_for(*given)
         assert kernels is not None
         found = kernels.attend(
             self.qkv, self.positions, self.slots, self.cos_sin, self.norms, EPS, k, v,

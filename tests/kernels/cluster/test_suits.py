@@ -58,7 +58,7 @@ def test_caches_that_suit(changed: dict, is_suited: bool) -> None:
     assert decode_float8.suits(q, torch.empty(shape, dtype=given["kv_dtype"])) is is_suited
     cache = torch.empty(shape, dtype=given["kv_dtype"])
     assert decode_float8.kernel_for(q, cache) is None  # not on a GPU
-    assert decode_float8_rows.kernels_for(q.flatten(1), cache, has_qk_norm=True) is None
+    assert decode_float8_rows.kernels_for(q.flatten(1), cache, True, 4096) is None
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,11 @@ def test_arguments_are_those_of_the_sources(
 
 
 @pytest.mark.parametrize(
-    ("pairs", "blocks"), [(1, 16), (8, 16), (9, 8), (64, 2), (128, 2), (133, 1), (512, 1)]
-)
-def test_few_rows_share_the_chip(pairs: int, blocks: int) -> None:
-    assert decode_float8_rows.cluster_for(pairs, 132) == blocks
+    ("pairs", "largest", "blocks"),
+    [
+        (1, 16, 16), (8, 16, 16), (8, 8, 8), (9, 16, 8), (64, 16, 2), (128, 16, 2), (133, 16, 1),
+        (512, 16, 1),
+    ],
+)  # fmt: skip
+def test_few_rows_share_the_chip(pairs: int, largest: int, blocks: int) -> None:
+    assert decode_float8_rows.cluster_for(pairs, 132, largest) == blocks
