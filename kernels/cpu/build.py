@@ -101,7 +101,7 @@ def _key(source: Path, flags: Sequence[str], toolchain: Toolchain) -> str:
         *(path.read_text() for path in (source, *sorted(source.parent.glob("*.h")))),
         *FLAGS,
         *flags,
-        str(toolchain.openmp),
+        toolchain.openmp.name,  # all that the library keeps of it: another folder's does as well
         _run(toolchain.compiler, "--version"),
         platform.machine(),
     ]
