@@ -45,7 +45,7 @@ _ROW = {
 _ROW_BLOCKS = {"linear": 2, "normed": 3, "gated": 2}
 _SHARED_BYTES = 227 << 10  # of a multiprocessor
 _RESERVED_BYTES = 1 << 10  # of each block, by the system
-_FILLED_BYTES = _SHARED_BYTES - (45 << 10)  # attention over an FP8 cache has place beside it
+_FILLED_BYTES = _SHARED_BYTES - (45 << 10)  # attention over an FP8 cache needs the rest
 _MIN_CAPABILITY = (9, 0)
 
 log = logging.getLogger(__name__)
