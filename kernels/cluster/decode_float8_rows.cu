@@ -4,14 +4,14 @@
 //   qkv [B, (H + 2 KV heads) 128] bfloat16, keys and values [num_blocks, block_size, KV heads, 128]
 //     ->  out [B, H, 128], and the keys and values of each row in place
 //
-// A cluster of CLUSTER blocks has one KV head of one row: its warps share the context in tiles of 16
-// tokens, and its blocks merge what they attended to through distributed shared memory. Older tokens
-// are asked for before the wait for the projection. Each block norms and rotates all queries of the
-// KV head; the one that attends to the newest token also its key, and stores both.
+// A cluster of CLUSTER blocks has one KV head of one row: its warps share the context in tiles of
+// 16 tokens, and its blocks merge what they attended to through distributed shared memory. Older
+// tokens are asked for before the wait for the projection. Each block norms and rotates all queries
+// of the KV head; the one that attends to the newest token also its key, and stores both.
 //
-// `decode_float8_rows.py` gives CLUSTER, WARPS of a block, GROUP (query heads of a KV head), IS_E5M2 and
-// QK_NORM (0 or 1).
-// A multiprocessor can hold two blocks, or clusters of 16 would not all run at once.
+// `decode_float8_rows.py` gives CLUSTER, WARPS of a block, GROUP (query heads of a KV head), IS_E5M2
+// and QK_NORM (0 or 1). A multiprocessor can hold two blocks, or clusters of 16 would not all run at
+// once.
 #include "float8_tiles.cuh"
 #include "rotary.cuh"
 

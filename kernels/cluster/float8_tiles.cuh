@@ -73,7 +73,7 @@ struct Tile {
 
 // A lane's part of the tiles of one sequence and KV head.
 struct Places {
-    int length;                   // tokens of the sequence
+    int length;  // tokens of the sequence
     int t, key, eight, value, one;  // bytes; `eight` and `one`: that many tokens further
 
     __device__ __forceinline__ Places(const Float8Cache& cache, int head, int length)
@@ -85,6 +85,7 @@ struct Places {
         value = start + 2 * t * stride + 16 * g;
         one = stride;
     }
+    // From L2: lines that were read before the newest tokens were stored may still be nearer.
     __device__ __forceinline__ Tile load(const Float8Cache& cache, int block, int tile) const {
         Tile found;
         const int first = tile * TILE, in_block = first & ((1 << cache.block_bits) - 1);
@@ -98,7 +99,8 @@ struct Places {
                 found.keys[r][c] = __ldcg((const uint4*)(keys + (r ? eight : 0) + 64 * c));
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            found.values[i] = __ldcg((const uint4*)(values + (i / 2 ? eight : 0) + (i % 2 ? one : 0)));
+            const int further = (i / 2 ? eight : 0) + (i % 2 ? one : 0);
+            found.values[i] = __ldcg((const uint4*)(values + further));
             // What lies past the end may be no number, which no weight of 0 would remove.
             if (first + token(i) >= length) found.values[i] = make_uint4(0, 0, 0, 0);
         }
@@ -127,7 +129,8 @@ struct Queries {
 struct Attended {
     float peaks[2], totals[2], sums[PAIRS][4];
 
-    __device__ __forceinline__ Attended() : peaks{MINUS_INFINITY, MINUS_INFINITY}, totals{}, sums{} {}
+    __device__ __forceinline__ Attended()
+        : peaks{MINUS_INFINITY, MINUS_INFINITY}, totals{}, sums{} {}
 
     __device__ __forceinline__ void add(const Tile& now, const Queries& queries, int first,
                                         int length) {

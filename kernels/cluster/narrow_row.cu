@@ -5,12 +5,12 @@
 //   GATED:     silu(gate) * up  [N / 2], where gate and up are the halves of y
 //   bias, residual, where they are given: added
 //
-// A multiprocessor has two blocks, or three if a norm comes first. Their tiles are 16 outputs (and the 16 that they gate), and each
-// warp has a slice of K, as in narrow_rows.cu, whose numbers these are bit for bit. A warp copies
-// bytes of its slice some steps ahead into a ring in shared memory, also those of the next tiles,
-// the first ones before the wait for the kernel that computes x. What is asked for after them comes
-// after them, microseconds later; so all else that the block needs, for all of its tiles, is asked
-// for at once: x, and what a tile ends with.
+// A multiprocessor has two blocks, or three if a norm comes first. Their tiles are 16 outputs (and
+// the 16 that they gate), and each warp has a slice of K, as in narrow_rows.cu, whose numbers these
+// are bit for bit. A warp copies bytes of its slice some steps ahead into a ring in shared memory,
+// also those of the next tiles, the first ones before the wait for the kernel that computes x. What
+// is asked for after them comes after them, microseconds later; so all else that the block needs,
+// for all of its tiles, is asked for at once: x, and what a tile ends with.
 //
 // `narrow_rows.py` gives what its launches follow from: WARPS and MOST_TILES of a block, STEP bytes
 // of an output in a step, LINEAR_STEPS and GATED_STEPS of a ring with the one that is computed (with
