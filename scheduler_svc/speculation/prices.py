@@ -11,9 +11,8 @@ from scheduler_svc.speculation.pay import StepCosts
 
 _SHARE_OF_NEW = 0.05  # of a step with drafts, in what is expected of the next ones
 _LEAST_SPREAD = 4.0  # of numbers of drafts, squared: alike ones do not say what each costs
-_REMEMBERED = (
-    1024  # steps without drafts, before those with them are tried as if for the first time
-)
+_TRIED = 3  # steps with drafts that are made before what they take is known; one was not disturbed
+_REMEMBERED = 1024  # steps without drafts, before those with them are tried as at first
 _MOST_DRAFTING = 100  # steps, before one without drafts is measured again
 
 
@@ -40,7 +39,8 @@ class Prices:
         # Of steps with drafts: their number of drafts, and what they took beyond plain ones.
         self._mean_drafts = self._mean_s = 0.0
         self._spread = self._slant = 0.0  # of the number of drafts; of the time with it
-        self._is_known = False  # whether a step with drafts was measured
+        self._is_known = False  # what steps with drafts take
+        self._tried: list[tuple[float, int]] = []  # before: time beyond a plain step, and drafts
         self._num_drafting = 0  # steps with drafts since the last one without
         self._num_plain = 0  # the other way
 
@@ -86,9 +86,12 @@ class Prices:
 
     def _fit(self, num_drafts: int, extra_s: float, plain_s: float) -> None:
         if not self._is_known:
-            self._is_known = True
-            self._mean_drafts, self._mean_s = num_drafts, extra_s
-            self._spread = self._slant = 0.0
+            self._tried.append((extra_s, num_drafts))
+            if len(self._tried) == _TRIED:
+                self._is_known = True
+                self._mean_s, self._mean_drafts = sorted(self._tried)[_TRIED // 2]
+                self._spread = self._slant = 0.0
+                self._tried.clear()
             return
         # One that was disturbed must not end drafts.
         extra_s = min(extra_s, 2 * max(self._mean_s, 0.0) + plain_s)

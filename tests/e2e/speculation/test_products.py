@@ -31,6 +31,7 @@ CONFIGS = {
 FEW = tuple(range(400, 406))
 CASES = cases_of(FEW)
 NUM_TOKENS = 32
+MOST_TRIES = 20  # after some thousand steps without drafts they are tried as at first
 
 
 def _answer(client: pagewire.Client, name: str) -> pagewire.Completion:
@@ -86,7 +87,10 @@ def test_what_repeats_is_drafted_and_comes_true(
         temperature=0, max_tokens=100, ignore_eos=True, allowed_token_ids=FEW[:2]
     )
     with connected(drafting) as client:
-        client.generate(REPEATING, params)
+        for _ in range(MOST_TRIES):  # on a busy machine drafts may seem slow for a while
+            client.generate(REPEATING, params)
+            if count_of(drafting, "num_accepted_tokens"):
+                break
     num_drafted = count_of(drafting, "num_drafted_tokens")
     num_accepted = count_of(drafting, "num_accepted_tokens")
     assert 0 < num_accepted <= num_drafted

@@ -8,6 +8,8 @@ from pagewire.hub.locate import LocatedModel, locate
 from pagewire.hub.names import ModelName, parse
 from tests.pagewire.hub.conftest import Run
 from tests.pagewire.hub.stand_in import Hub, Repository
+from tests.pagewire.launcher.run_of_up import PORT_OPTIONS
+from tests.ports import free_port
 
 FILES = {"config.json": b"{}", "tokenizer.json": b"{}", "model.safetensors": b"weights"}
 
@@ -71,7 +73,8 @@ def test_a_service_ends_with_one_sentence(
 
 
 def test_up_ends_with_one_sentence(hub: Hub, run: Run) -> None:
-    done = run("-m", "pagewire", "up", "--model", "org/none", "--no-sample")
+    ports = [word for option in PORT_OPTIONS for word in (option, str(free_port()))]
+    done = run("-m", "pagewire", "up", "--model", "org/none", "--no-sample", *ports)
     assert (done.returncode, done.stdout) == (1, "")
     (line,) = done.stderr.splitlines()
     assert "--model: org/none is neither a folder here nor a repository" in line

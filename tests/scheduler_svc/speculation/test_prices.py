@@ -63,8 +63,15 @@ def test_one_disturbed_step_among_others_changes_little() -> None:
     assert of(prices, 1).drafted_s(7) < 6.0
 
 
-def test_what_was_not_measured_for_long_is_tried_again() -> None:
+def test_a_disturbed_first_step_with_drafts_does_not_end_them() -> None:
     prices = observe(Prices(), step(1, 4.0), step(1, 1000.0, num_drafts=7))
+    assert of(prices, 1).drafted_s(7) == pytest.approx(4.0)
+    observe(prices, *[step(1, 5.5, num_drafts=7)] * 2)
+    assert of(prices, 1).drafted_s(7) == pytest.approx(5.5)
+
+
+def test_what_was_not_measured_for_long_is_tried_again() -> None:
+    prices = observe(Prices(), step(1, 4.0), *[step(1, 1000.0, num_drafts=7)] * 3)
     assert of(prices, 1).drafted_s(7) > 900
     observe(prices, *[step(1, 4.0)] * 2000)
     assert of(prices, 1).drafted_s(7) == pytest.approx(4.0)
