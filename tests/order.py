@@ -54,7 +54,7 @@ SLOW_FILES = (
     "test_overload", "test_packaging", "test_planted_moves", "test_process", "test_random_walks",
     "test_replay", "test_resume", "test_same_text", "test_schema_walks", "test_shell",
     "test_slow_handshake", "test_slow_readers", "test_split", "test_template", "test_tokenizer",
-    "test_up",
+    "test_up", "test_waves",
 )  # fmt: skip
 
 
