@@ -45,6 +45,8 @@ def test_a_tiny_model_is_measured_through_the_split_and_what_does_not_fit_is_not
     assert "batch    5: not measured" in capsys.readouterr().out
     (line,) = map(json.loads, path.read_text().splitlines())
     assert (line["benchmark"], line["batch"], line["shape"]) == ("steps", 2, "tiny")
-    assert 0 < line["device_ms"]["median"] < line["step_ms"]["median"]
+    # Not compared: a client that had to wait sees the answers of several steps at once.
+    assert line["device_ms"]["median"] > 0
+    assert line["step_ms"]["median"] > 0
     assert 0 < line["idle_share"]["median"] < 1
     assert line["environment"]["command"].startswith("python -m bench.steps --shape tiny")
