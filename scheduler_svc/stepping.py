@@ -120,7 +120,7 @@ class Stepping:
         """A grant if possible, else one step if the look-ahead allows it; empty if neither."""
         core, num_in_flight = self._core, self._core.num_in_flight
         drafts = NO_DRAFTS if self._drafter is None else self._drafter.propose()
-        if self._drafter is not None and self._drafter.awaits_answers:
+        if drafts is None:
             return ()
         num_steps = self._pace.steps_to_grant(self._max_grant)
         # The next grant follows when half of one is left, so that the worker never waits for it.

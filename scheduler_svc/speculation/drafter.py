@@ -67,7 +67,6 @@ class Drafter:
         self._predict = predict
         self._core = core
         self._courses: dict[Sequence, _Course] = {}
-        self.awaits_answers = False
         self._late_step_id: int | None = None  # of the step that awaited others for drafts' sake
         self._prices = Prices()
         self._acceptance = Acceptance(options.num_speculative_tokens)
@@ -102,16 +101,19 @@ class Drafter:
                 verified[slot] = Verified(course.probability, len(draft), accepted)
         return verified
 
-    def propose(self) -> Drafts:
-        """Drafts by slot, for the rows whose drafts pay; none for all others."""
+    def propose(self) -> Drafts | None:
+        """Drafts by slot, for the rows whose drafts pay; none for all others.
+
+        None if no step is to be planned now. A step with drafts is alone: were others to go on
+        meanwhile, rows would part for ever into two steps, each of which takes almost as long as
+        one with all.
+        """
         oldest = self._core.oldest_in_flight
         is_verifying = oldest is not None and bool(oldest.drafts)
         drafts = NO_DRAFTS if is_verifying else self._drafts()
-        # A step with drafts is alone: were others to go on meanwhile, rows would part for ever
-        # into two steps, each of which takes almost as long as one with all.
-        self.awaits_answers = is_verifying or (oldest is not None and bool(drafts))
-        if self.awaits_answers:
+        if is_verifying or (oldest is not None and drafts):
             self._late_step_id = self._core.last_step_id + 1
+            return None
         return drafts
 
     def _drafts(self) -> Drafts:

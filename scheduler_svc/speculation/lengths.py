@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scheduler_svc.speculation.acceptance import Gains
+from scheduler_svc.speculation.pay import MARGIN
 from scheduler_svc.speculation.prices import StepPrices
 
-_MARGIN = 1.03  # a gain of pace below this is noise
 _RISKED = 1.0  # of a step's time: so late a row may lose what it is expected to regain at once
 
 Lengths = NDArray[np.intp]
@@ -38,7 +38,7 @@ def choose_lengths(rows: DraftableRows, prices: StepPrices) -> Lengths:
     extra_s = prices.wait_s + prices.draft_s * np.arange(1, len(order) + 1)
     pace = (num_rows + accepted) / (prices.plain_s + extra_s)
     best = int(pace.argmax())
-    if pace[best] <= _MARGIN * num_rows / prices.plain_s:
+    if pace[best] <= MARGIN * num_rows / prices.plain_s:
         return nothing
     lengths = np.bincount(order[: best + 1] // most, minlength=num_predicted)
     lost_s = float(extra_s[best] - prices.row_s * accepted[best])

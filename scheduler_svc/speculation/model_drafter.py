@@ -68,7 +68,6 @@ class ModelDrafter:
         self._num_tried = _TRIED  # steps of the last try that were answered
         self._plain_s = 0.0  # that steps without drafts took since the last with them
         self._period = _PERIODS[0]
-        self.awaits_answers = False  # rows that do not verify go on
 
     def stepped(self, done: AnsweredStep) -> None:
         """Takes note of a step that was answered, and of what it took."""

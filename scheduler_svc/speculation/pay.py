@@ -8,7 +8,7 @@ each costs half a step.
 from dataclasses import dataclass
 
 _FADE = 0.9  # of what was measured, with each new step of the same size
-_MARGIN = 1.03  # a gain below this is noise
+MARGIN = 1.03  # a gain of pace below this is noise
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ def best_choice(batch: Batch, most: int, costs: StepCosts, draft_s: float = 0.0)
         return BestLength(0, 0.0)
     others = batch.num_rows - batch.num_drafting
     plain_per_s = batch.num_rows / plain_s
-    best, most_per_s = 0, _MARGIN * plain_per_s
+    best, most_per_s = 0, MARGIN * plain_per_s
     came_true, expected = 1.0, 1.0  # tokens that a row with drafts brings
     for length in range(1, most + 1):
         came_true *= batch.probability

@@ -19,12 +19,11 @@ class Drafting(Protocol):
     def stepped(self, done: AnsweredStep) -> None:
         """Takes note of a step that was answered, and of what it took."""
 
-    def propose(self) -> Drafts:
-        """Drafts by slot, for the rows whose drafts pay; none for all others."""
+    def propose(self) -> Drafts | None:
+        """Drafts by slot, for the rows whose drafts pay; none for all others.
 
-    @property
-    def awaits_answers(self) -> bool:
-        """Whether no step is to be planned now: the steps in flight must be answered first."""
+        None if no step is to be planned now: those in flight must be answered first.
+        """
 
 
 def make_drafter(options: SpeculationOptions, core: Scheduler) -> Drafting:

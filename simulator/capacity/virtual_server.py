@@ -176,8 +176,7 @@ class VirtualServer:
     def _next_plan(self) -> StepPlan | None:
         # As in the scheduler's process, drafts are proposed whether or not there is a step to plan.
         drafts = NO_DRAFTS if self._drafter is None else self._drafter.propose()
-        awaits_answers = self._drafter is not None and self._drafter.awaits_answers
-        if awaits_answers or self._core.num_in_flight > self._lookahead:
+        if drafts is None or self._core.num_in_flight > self._lookahead:
             return None
         return self._core.schedule(self._pace.prompts.most_prompt_tokens, drafts)
 

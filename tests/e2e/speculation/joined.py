@@ -128,7 +128,7 @@ class Joined:
 
     def _send(self) -> bool:
         drafts = NO_DRAFTS if self.drafter is None else self.drafter.propose()
-        if self.drafter is not None and self.drafter.awaits_answers:
+        if drafts is None:
             return False
         plan = self.core.schedule(None, drafts)
         if plan is None:

@@ -5,15 +5,16 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from scheduler_svc.core import Request, Scheduler, SchedulerConfig, Sequence, StepPlan, StepResult
+from scheduler_svc.core import Request, Scheduler, SchedulerConfig, Sequence, StepPlan
 from scheduler_svc.core.request.request import TokenIds
+from scheduler_svc.core.step.plan import NO_DRAFTS
 from scheduler_svc.speculation.answered_step import AnsweredStep
 from scheduler_svc.speculation.drafter import Drafter
 from scheduler_svc.speculation.options import Method, SpeculationOptions
+from tests.scheduler_svc.speculation.answers import TOKEN, answer
 
 OPTIONS = SpeculationOptions(Method.NGRAM, 7)
 NUM_PROMPT, NUM_OUTPUT = 20, 160
-TOKEN = 5  # what the model says, always
 
 
 @dataclass(slots=True)
@@ -33,13 +34,7 @@ class Device:
         return np.where(right, TOKEN, TOKEN + 1).astype(np.int32)
 
     def answer(self, core: Scheduler, drafter: Drafter | None, plan: StepPlan) -> None:
-        counts = []
-        for slot in plan.sampled_slots.tolist():
-            drafts = np.asarray(plan.drafts.get(slot, ()))
-            counts.append(1 + int(np.cumprod(drafts == TOKEN).sum()))
-        num_sampled = np.array(counts, dtype=np.int32)
-        tokens = np.full(num_sampled.sum(), TOKEN, dtype=np.int32)
-        result = core.update(StepResult(plan.step_id, tokens, num_sampled=num_sampled))
+        result, _ = answer(core, plan)
         num_drafted = sum(map(len, plan.drafts.values()))
         milliseconds = self.rows_ms + self.token_ms * num_drafted
         milliseconds += self.awaited_ms * bool(num_drafted)
@@ -62,7 +57,9 @@ def pace(device: Device, num_rows: int, num_rounds: int, drafts: bool) -> float:
             name, most = f"{number}-{row}", NUM_OUTPUT - row % 16 * 4
             core.add(Request(name, prompt, max_tokens=most))
         while any(core.live()):
-            plan = core.schedule(None, drafter.propose() if drafter else {})
+            proposed = drafter.propose() if drafter else NO_DRAFTS
+            assert proposed is not None
+            plan = core.schedule(None, proposed)
             assert plan is not None
             device.answer(core, drafter, plan)
     return device.num_tokens / device.elapsed_s
@@ -105,7 +102,9 @@ def test_outputs_are_kept_for_others_also_while_drafts_rest() -> None:
     core.add(Request("a", np.arange(20, dtype=np.int32), max_tokens=30))
     device = Device()
     while any(core.live()):
-        plan = core.schedule(None, drafter.propose())
+        proposed = drafter.propose()
+        assert proposed is not None
+        plan = core.schedule(None, proposed)
         assert plan is not None and not plan.drafts
         device.answer(core, drafter, plan)
     other = Request("b", np.arange(20, dtype=np.int32), max_tokens=30)

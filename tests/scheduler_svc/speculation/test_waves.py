@@ -12,14 +12,15 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from scheduler_svc.core import Request, Scheduler, SchedulerConfig, Sequence, StepPlan, StepResult
+from scheduler_svc.core import Request, Scheduler, SchedulerConfig, Sequence, StepPlan
 from scheduler_svc.core.request.request import TokenIds
 from scheduler_svc.speculation.answered_step import AnsweredStep
 from scheduler_svc.speculation.drafter import Drafter
 from scheduler_svc.speculation.options import Method, SpeculationOptions
+from tests.scheduler_svc.speculation.answers import TOKEN, answer
 
 OPTIONS = SpeculationOptions(Method.NGRAM, 7)
-TOKEN, NUM_PROMPT, NUM_OUTPUT, LOOKAHEAD = 5, 20, 160, 1
+NUM_PROMPT, NUM_OUTPUT, LOOKAHEAD = 20, 160, 1
 POSITIONS, MILLISECONDS = (1, 8, 64, 128, 256), (4.0, 4.65, 6.3, 8.4, 12.2)
 VERIFY_S, WIRE_S, HOST_S = 0.5e-3, 0.2e-3, 0.15e-3  # of drafts; each way; from answer to plan
 UNFORESEEN = 0.1  # share of predictions that come true
@@ -97,8 +98,7 @@ class Server:
     def _plan(self) -> None:
         while True:
             drafts = {} if self.drafter is None else self.drafter.propose()
-            awaits = self.drafter is not None and self.drafter.awaits_answers
-            if awaits or self.core.num_in_flight > LOOKAHEAD:
+            if drafts is None or self.core.num_in_flight > LOOKAHEAD:
                 return
             plan = self.core.schedule(None, drafts)
             if plan is None:
@@ -110,16 +110,10 @@ class Server:
 
     def _answer(self) -> list[int]:
         sent_s, now_s, plan = self.coming.popleft()
-        counts = []
-        for slot in plan.sampled_slots.tolist():
-            drafts = np.asarray(plan.drafts.get(slot, ()))
-            counts.append(1 + int(np.cumprod(drafts == TOKEN).sum()))
-        num_sampled = np.array(counts, dtype=np.int32)
-        tokens = np.full(num_sampled.sum(), TOKEN, dtype=np.int32)
-        result = self.core.update(StepResult(plan.step_id, tokens, num_sampled=num_sampled))
+        result, num_tokens = answer(self.core, plan)
         if self.drafter is not None:
             duration_s, period_s = now_s - max(sent_s, self.answered_s), now_s - self.answered_s
-            self.drafter.stepped(AnsweredStep(plan, duration_s, period_s, len(tokens)))
+            self.drafter.stepped(AnsweredStep(plan, duration_s, period_s, num_tokens))
         self.answered_s, self.now_s = now_s, now_s + HOST_S
         return [finished.request.handle for finished in result.finished]
 
