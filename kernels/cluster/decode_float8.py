@@ -15,7 +15,14 @@ from torch import Tensor
 
 from kernels.cluster import float8_cache
 from kernels.cluster.float8_cache import DIMS, Float8Cache
-from kernels.cluster.program import CannotCompile, Kernel, Launch, Program, num_processors
+from kernels.cluster.program import (
+    CannotCompile,
+    Kernel,
+    Launch,
+    Program,
+    can_run_on,
+    num_processors,
+)
 
 SOURCE = Path(__file__).with_name("decode_float8.cu")
 # Warps of a block, and how many such blocks a multiprocessor holds.
@@ -101,7 +108,7 @@ def warps_for(num_blocks: int, num_processors: int) -> int:
 
 def kernel_for(q: Tensor, k_cache: Tensor, kept: Path | None = None) -> DecodeFloat8 | None:
     """The kernel for these tensors; None: their device, types or shapes have none."""
-    if not float8_cache.can_run_on(q.device) or not suits(q, k_cache):
+    if not can_run_on(q.device) or not suits(q, k_cache):
         return None
     return _compiled(k_cache.dtype, kept)
 

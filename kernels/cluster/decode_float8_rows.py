@@ -18,7 +18,14 @@ from torch import Tensor
 from kernels import fp8
 from kernels.cluster import float8_cache
 from kernels.cluster.float8_cache import DIMS, Float8Cache
-from kernels.cluster.program import CannotCompile, Kernel, Launch, Program, num_processors
+from kernels.cluster.program import (
+    CannotCompile,
+    Kernel,
+    Launch,
+    Program,
+    can_run_on,
+    num_processors,
+)
 
 SOURCE = Path(__file__).with_name("decode_float8_rows.cu")
 _WARPS = 8  # of a block
@@ -98,7 +105,7 @@ class DecodeFloat8Rows:
         A row of length 0 is padding and gives zeros; one with a negative slot is not stored.
         """
         num_rows, num_kv_heads = len(qkv), k_cache.shape[2]
-        num_heads = qkv.shape[1] // DIMS - 2 * num_kv_heads
+        num_heads = _num_heads(qkv, k_cache)
         if num_heads != self._group * num_kv_heads or not _suits(qkv, k_cache):
             raise ValueError(f"qkv {list(qkv.shape)} and a cache {list(k_cache.shape)}")
         if qkv.stride(1) != 1 or cos_sin.dtype != torch.float32 or not cos_sin.is_contiguous():
@@ -138,8 +145,14 @@ def cluster_for(pairs: int, num_processors: int, largest: int) -> int:
     return 1 << (most.bit_length() - 1)
 
 
+def _num_heads(qkv: Tensor, k_cache: Tensor) -> int:
+    """Of queries."""
+    num_kv_heads, head_dim = k_cache.shape[2:]
+    return qkv.shape[1] // head_dim - 2 * num_kv_heads
+
+
 def _suits(qkv: Tensor, k_cache: Tensor) -> bool:
-    num_heads = qkv.shape[1] // k_cache.shape[3] - 2 * k_cache.shape[2]
+    num_heads = _num_heads(qkv, k_cache)
     return num_heads > 0 and float8_cache.suits(qkv.dtype, num_heads, k_cache)
 
 
@@ -155,10 +168,10 @@ def kernels_for(
     A context has at most so many tokens, which all steps of a model must give alike: rows are
     added in another order by larger clusters.
     """
-    if not float8_cache.can_run_on(qkv.device) or not _suits(qkv, k_cache):
+    if not can_run_on(qkv.device) or not _suits(qkv, k_cache):
         return None
-    num_kv_heads, head_dim = k_cache.shape[2:]
-    group = qkv.shape[1] // head_dim // num_kv_heads - 2
+    num_kv_heads = k_cache.shape[2]
+    group = _num_heads(qkv, k_cache) // num_kv_heads
     kernels = _of(k_cache.dtype, group, has_qk_norm, most_tokens <= _SHORT, kept)
     return _prepared(kernels, len(qkv), num_kv_heads)
 

@@ -15,7 +15,6 @@ DIMS = 128
 _MOST_HEADS = 8  # of queries that share a KV head
 _TILE = 16  # tokens
 _LOG2_E = 1.4426950408889634
-MIN_CAPABILITY = (9, 0)
 
 
 class Float8Cache(ctypes.Structure):
@@ -50,11 +49,6 @@ def suits(dtype: torch.dtype, num_heads: int, k_cache: Tensor) -> bool:
         and is_power
         and block_size >= _TILE
     )
-
-
-def can_run_on(device: torch.device) -> bool:
-    """Whether it has what the kernels need."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= MIN_CAPABILITY
 
 
 def described(

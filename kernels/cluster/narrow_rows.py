@@ -19,7 +19,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from kernels.cluster.program import CannotCompile, Kernel, Launch, Program, num_processors
+from kernels.cluster.program import (
+    CannotCompile,
+    Kernel,
+    Launch,
+    Program,
+    can_run_on,
+    num_processors,
+)
 from kernels.quantized.narrow import NarrowWeight
 
 ROWS_SOURCE = Path(__file__).with_name("narrow_rows.cu")
@@ -46,7 +53,6 @@ _ROW_BLOCKS = {"linear": 2, "normed": 3, "gated": 2}
 _SHARED_BYTES = 227 << 10  # of a multiprocessor
 _RESERVED_BYTES = 1 << 10  # of each block, by the system
 _FILLED_BYTES = _SHARED_BYTES - (45 << 10)  # attention over an FP8 cache needs the rest
-_MIN_CAPABILITY = (9, 0)
 
 log = logging.getLogger(__name__)
 
@@ -168,9 +174,7 @@ def kernels_for(
     weight: NarrowWeight, dtype: torch.dtype, kept: Path | None = None
 ) -> NarrowRows | None:
     """The kernels for a weight; None: its device, its layout or the type of the rows has none."""
-    if dtype != torch.bfloat16 or not weight.data.is_cuda or not suits(weight):
-        return None
-    if torch.cuda.get_device_capability(weight.data.device) < _MIN_CAPABILITY:
+    if dtype != torch.bfloat16 or not can_run_on(weight.data.device) or not suits(weight):
         return None
     return _compiled(NarrowLayout.of(weight), kept)
 

@@ -16,10 +16,16 @@ from typing import Any
 import torch
 
 _LARGEST_PORTABLE_CLUSTER = 8
+_MIN_CAPABILITY = (9, 0)  # of a device with clusters and launches that overlap
 
 
 class CannotCompile(RuntimeError):
     """Raised when this machine cannot compile or load a program; the message says why."""
+
+
+def can_run_on(device: torch.device) -> bool:
+    """Whether a device has what programs here use."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= _MIN_CAPABILITY
 
 
 def num_processors() -> int:

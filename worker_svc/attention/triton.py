@@ -1,4 +1,4 @@
-"""Our own kernels as an attention backend: Triton, and CUDA C for many rows of an FP8 cache."""
+"""Our own kernels as an attention backend: Triton, and CUDA C over an FP8 cache."""
 
 from dataclasses import dataclass
 
