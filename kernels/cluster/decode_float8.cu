@@ -59,24 +59,19 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
     const i64 sequence = blockIdx.x / cache.num_kv_heads;
     const int* table = cache.tables + sequence * cache.table_stride;
     // Tables and lengths are written before a step's embedding, which has ended.
-    int blocks = load_blocks<WARPS>(cache, table, warp);
-    int more_blocks = load_blocks<WARPS>(cache, table, warp + 32 * WARPS);
+    Blocks<WARPS> blocks(cache, table, warp);
     const int length = cache.lengths[sequence];
     const int num_tiles = UP(length, TILE);
     const Places at(cache, head, length);
     wait_for_the_kernel_before();
 
     Tile next;
-    if (warp < num_tiles) next = at.load(cache, __shfl_sync(FULL, blocks, 0), warp);
+    if (warp < num_tiles) next = at.load(cache, blocks.first(), warp);
     const Queries queries = queries_of(given, sequence, head);
     Attended attended;
     for (int tile = warp, round = 1; tile < num_tiles; tile += WARPS, round++) {
         const Tile now = next;
-        if (round % 32 == 0) {
-            blocks = more_blocks;
-            more_blocks = load_blocks<WARPS>(cache, table, tile + 33 * WARPS);
-        }
-        const int block = __shfl_sync(FULL, blocks, round % 32);
+        const int block = blocks.after(cache, tile, round);
         if (tile + WARPS < num_tiles) next = at.load(cache, block, tile + WARPS);
         attended.add(now, queries, tile * TILE, length);
     }

@@ -154,14 +154,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 16 / WARPS)
     // What follows is older than a step's embedding, which has ended; but not the newest token.
     const int* table = cache.tables + sequence * cache.table_stride;
     const int mine = warp * CLUSTER + (int)rank;  // the first tile of this warp
-    int blocks = load_blocks<STEP>(cache, table, mine);
-    int more_blocks = load_blocks<STEP>(cache, table, mine + 32 * STEP);
+    Blocks<STEP> blocks(cache, table, mine);
     const int length = cache.lengths[sequence];
     const i64 slot = given.slots[sequence], position = given.positions[sequence];
     const int num_tiles = UP(length, TILE);
     const Places at(cache, head, length);
     Tile next;
-    if (mine < num_tiles) next = at.load(cache, __shfl_sync(FULL, blocks, 0), mine);
+    if (mine < num_tiles) next = at.load(cache, blocks.first(), mine);
     for (int i = threadIdx.x; i < DIMS; i += THREADS) {
         memory.cos_sin[i] = given.cos_sin[position * DIMS + i];
         if (QK_NORM) {
@@ -190,11 +189,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 16 / WARPS)
     for (int tile = mine, round = 1; tile < num_tiles; tile += STEP, round++) {
         Tile now = next;
         if (tile == num_tiles - 1) put_newest(now, memory, at, tile * TILE);
-        if (round % 32 == 0) {
-            blocks = more_blocks;
-            more_blocks = load_blocks<STEP>(cache, table, tile + 33 * STEP);
-        }
-        const int block = __shfl_sync(FULL, blocks, round % 32);
+        const int block = blocks.after(cache, tile, round);
         if (tile + STEP < num_tiles) next = at.load(cache, block, tile + STEP);
         attended.add(now, queries, tile * TILE, length);
     }

@@ -110,14 +110,30 @@ struct Places {
     __device__ __forceinline__ int token(int i) const { return 2 * t + i % 2 + i / 2 * 8; }
 };
 
-// The blocks of a warp's next 32 tiles, one a lane; each is STEP tiles after the one before. They
-// are asked for long before their use, since where memory has much to do, whatever is waited for
-// takes microseconds.
+// The blocks of a warp's tiles, each STEP tiles after the one before: of the next 32 tiles one a
+// lane, and of 32 more. They are asked for long before their use, since where memory has much to do,
+// whatever is waited for takes microseconds.
 template <int STEP>
-__device__ __forceinline__ int load_blocks(const Float8Cache& cache, const int* table, int first) {
-    const int block = (first + threadIdx.x % 32 * STEP) * TILE >> cache.block_bits;
-    return block < cache.table_stride ? table[block] : 0;
-}
+struct Blocks {
+    const int* table;
+    int next, more;
+
+    __device__ __forceinline__ Blocks(const Float8Cache& cache, const int* table, int first)
+        : table(table), next(load(cache, first)), more(load(cache, first + 32 * STEP)) {}
+    __device__ __forceinline__ int load(const Float8Cache& cache, int first) const {
+        const int block = (first + threadIdx.x % 32 * STEP) * TILE >> cache.block_bits;
+        return block < cache.table_stride ? table[block] : 0;
+    }
+    __device__ __forceinline__ int first() const { return __shfl_sync(FULL, next, 0); }
+    // That of the tile after this one, which is the warp's `round`-th, from 1 on.
+    __device__ __forceinline__ int after(const Float8Cache& cache, int tile, int round) {
+        if (round % 32 == 0) {
+            next = more;
+            more = load(cache, tile + 33 * STEP);
+        }
+        return __shfl_sync(FULL, next, round % 32);
+    }
+};
 
 // Queries in float16, divided by the largest of their head, and what scores are multiplied by.
 struct Queries {
