@@ -1,6 +1,6 @@
 """Random checkpoints of real shapes for benchmarks: speed does not depend on what a model knows.
 
-python -m bench.harness.checkpoints --shape qwen3-8b FOLDER
+python -m bench.harness.checkpoints --shape qwen3-8b [--int4-group 128] FOLDER
 """
 
 import argparse
@@ -62,21 +62,29 @@ def room(name: str) -> Iterator[Path]:
         yield Path(folder)
 
 
-def write(folder: Path, name: str, num_layers: int = 0) -> Path:
-    """Writes a model folder of a shape in bfloat16, one file per layer; 0 layers: all of them."""
+def write(folder: Path, name: str, num_layers: int = 0, int4_group: int = 0) -> Path:
+    """Writes a model folder of a shape in bfloat16, one file per layer; 0 layers: all of them.
+
+    With `int4_group`, layers' weights have 4 bits, and a scale for so many columns.
+    """
     shape = SHAPES[name]
     if num_layers:
         shape = replace(shape, num_layers=num_layers)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     generator = torch.Generator(device).manual_seed(0)
-    (folder / "config.json").write_text(json.dumps(_config(shape), indent=1))
+    config = _config(shape) | (_packed_config(int4_group) if int4_group else {})
+    (folder / "config.json").write_text(json.dumps(config, indent=1))
     weight_map: dict[str, str] = {}
     for index, part in enumerate(_parts(shape)):
         file = f"part-{index}.safetensors"
-        save_file(
-            {key: _random(size, device, generator) for key, size in part.items()}, folder / file
-        )
-        weight_map |= dict.fromkeys(part, file)
+        tensors: dict[str, Tensor] = {}
+        for key, size in part.items():
+            if int4_group and key.endswith("_proj.weight"):
+                tensors |= _packed(key, size, int4_group, device, generator)
+            else:
+                tensors[key] = _random(size, device, generator)
+        save_file(tensors, folder / file)
+        weight_map |= dict.fromkeys(tensors, file)
     index_json = json.dumps(
         {"metadata": {}, "weight_map": weight_map}
     )  # the first for transformers
@@ -94,6 +102,38 @@ def _random(size: tuple[int, ...], device: str, generator: torch.Generator) -> T
         return torch.ones(size, dtype=torch.bfloat16)
     weight = torch.randn(size, device=device, generator=generator) * 0.02
     return weight.to(torch.bfloat16).cpu()
+
+
+def _packed(
+    name: str, size: tuple[int, ...], group: int, device: str, generator: torch.Generator
+) -> dict[str, Tensor]:
+    """A weight [N, K] as compressed-tensors packs it: 8 integers in a word, around 8."""
+    n, k = size
+    limits = torch.iinfo(torch.int32)
+    words = torch.randint(
+        limits.min, limits.max, (n, k // 8), dtype=torch.int32, device=device, generator=generator
+    )
+    # The integers' standard deviation is 4.6, and the weights' that of plain ones.
+    scales = torch.rand((n, k // group), device=device, generator=generator) * 0.001 + 0.0038
+    return {
+        f"{name}_packed": words.cpu(),
+        f"{name}_scale": scales.to(torch.bfloat16).cpu(),
+        f"{name}_shape": torch.tensor(size),
+    }
+
+
+def _packed_config(group: int) -> dict[str, object]:
+    weights = {
+        "num_bits": 4, "type": "int", "strategy": "group", "group_size": group, "symmetric": True,
+    }  # fmt: skip
+    return {
+        "quantization_config": {
+            "quant_method": "compressed-tensors",
+            "format": "pack-quantized",
+            "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}},
+            "ignore": ["lm_head"],
+        }
+    }
 
 
 def _config(shape: CheckpointShape) -> dict[str, object]:
@@ -176,10 +216,13 @@ def main(arguments: Sequence[str]) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     parser.add_argument("--shape", choices=SHAPES, required=True)
+    parser.add_argument(
+        "--int4-group", type=int, default=0, help="4 bits a weight, a scale for so many columns"
+    )
     parser.add_argument("folder", type=Path)
     options = parser.parse_args(arguments)
     options.folder.mkdir(parents=True, exist_ok=True)
-    write(options.folder, options.shape)
+    write(options.folder, options.shape, int4_group=options.int4_group)
     return 0
 
 

@@ -6,19 +6,25 @@
 #define FLOAT8 0
 #define INT4 1
 #define INT8 2
-// What has a scale of its own, and integers an offset: one of these is SCALED.
-#define BY_ROW 0      // all columns of an output
-#define BY_SEGMENT 1  // groups of whole segments; they are scaled after the product
-#define BY_LANE 2     // smaller groups, of at least 16 bytes; they are scaled before it
 
 #define OUTPUTS 16  // that a warp multiplies at once
-#define SEGMENT 64  // bytes of an output that it multiplies at once
+#define SEGMENT 64  // bytes of an output that it multiplies at once, four words a lane
+
+// A program is given WORDS, so many words of a lane have one scale, and integers one zero point: 4
+// where a group has a segment or more, 2 or 1; 0: all columns of an output have one scale. Words of
+// integers are a group's in all lanes, so groups are scaled after the product. And PAIRED: whether
+// scales are float16 with the zero points, or float32 with offsets.
+#if WORDS
+#define UNITS (4 / WORDS)  // of a segment, that are scaled by themselves
+#else
+#define UNITS 1
+#endif
 
 struct Layer {
     const u16* x;
     const unsigned char* weight;  // [N, bytes]
-    const float* scales;          // [N, groups]
-    const float* offsets;         // [N, groups] of integers
+    const u32* scales;            // [N, groups] float32, or pairs of float16
+    const u32* offsets;           // [N, groups] float32 of integers, or none
     const u16* norm;              // [K]
     const u16* bias;              // [N] or none
     const u16* residual;          // [M, N] or none
@@ -32,6 +38,12 @@ struct Layer {
 __device__ __forceinline__ u32 multiplied(u32 a, u32 b) {
     u32 r;
     asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
+    return r;
+}
+
+__device__ __forceinline__ u32 multiplied_added(u32 a, u32 b, u32 c) {
+    u32 r;
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "r"(c));
     return r;
 }
 
@@ -49,117 +61,147 @@ __device__ __forceinline__ void widen_float8(u32 bytes, u32 (&pairs)[2]) {
     }
 }
 
-// As whole numbers plus `ADDED`, which bfloat16 has all of: a nibble is the last bits of 128, a
-// byte the last of 2^23 in float32.
+// Integers become (integer + ADDED<KIND>) / COUNTED<KIND>. The last four bits of 32 count a quarter.
+// Of a bfloat16 that is small enough all eight last bits count 2^-133, also the one that is its
+// exponent's, so what stands there is widened by one operation for two.
+template <int KIND>
+constexpr float COUNTED = KIND == INT4 ? 4.0f : KIND == INT8 ? 64.0f : 1.0f;
 template <int KIND>
 constexpr float ADDED = KIND == INT4 ? 128.0f : 0.0f;
 template <int KIND>
-__device__ __forceinline__ void widen(u32 bytes, u32 (&pairs)[2]) {
-    if (KIND == FLOAT8) widen_float8(bytes, pairs);
+__device__ __forceinline__ void widen(u32 word, int half, u32 (&pairs)[2]) {
+    // An operation takes one constant; the other is made to be in a register.
+    const u32 two_to_127 = 0x7f007f00u, of_32 = 0x42004200u * gridDim.y;
+    if (KIND == FLOAT8) widen_float8(word, pairs);
     if (KIND == INT4) {
-        pairs[0] = choose_bytes(bytes, 0x43434343u, 0x4140);
-        pairs[1] = choose_bytes(bytes, 0x43434343u, 0x4342);
+        const u32 integers = half ? word >> 8 : word;
+        pairs[0] = integers & 0x000f000fu | of_32;
+        pairs[1] = multiplied_added(integers & 0x00f000f0u, two_to_127, of_32);
     }
-    if constexpr (KIND == INT8) {
-        float wide[4];
-#pragma unroll
-        for (int i = 0; i < 4; i++)
-            wide[i] = __uint_as_float(choose_bytes(bytes, 0x4b000000u, 0x7440 | i)) - 8388608.0f;
-        pairs[0] = packed(wide[0], wide[1]), pairs[1] = packed(wide[2], wide[3]);
+    if (KIND == INT8) {
+        pairs[0] = multiplied(word & 0x00ff00ffu, two_to_127);
+        pairs[1] = multiplied(word >> 8 & 0x00ff00ffu, two_to_127);
     }
 }
 
-// What they count as in their group: computed in float32, then rounded once.
+// Columns of x that a lane multiplies with a segment, word by word, four at a time.
 template <int KIND>
-__device__ __forceinline__ void widen_scaled(u32 bytes, float scale, float offset,
-                                             u32 (&pairs)[2]) {
-    widen<KIND>(bytes, pairs);
-    offset -= ADDED<KIND> * scale;
-#pragma unroll
-    for (int i = 0; i < 2; i++)
-        pairs[i] = packed(fmaf(low(pairs[i]), scale, offset), fmaf(high(pairs[i]), scale, offset));
-}
-
-// 16 columns of x.
-struct Columns {
-    u32 pairs[8];
+constexpr int HALVES = KIND == INT4 ? 2 : 1;  // of a word; columns in a byte
+struct Half {
+    u32 words[4][2];
 };
-__device__ __forceinline__ Columns load_columns(const u16* from) {
-    const uint4 *at = (const uint4*)from, a = at[0], b = at[1];
-    return {{a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w}};
-}
+template <int KIND>
+struct Columns {
+    Half halves[HALVES<KIND>];
+};
 
-// Adds the squares of 16 columns of each row, which are on the diagonal of the sums.
-__device__ __forceinline__ void add_squares(float (&sums)[4], const Columns& x) {
+// Those of one lane of four, from the segment's first. Its words of integers are 4 columns of each
+// quarter of the segment, or two times 4; its 8-bit floats lie together. `flip` exchanges
+// neighbouring loads.
+template <int KIND>
+__device__ __forceinline__ Half load_half(const u16* first, int t, int half, int flip) {
+    Half x;
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-        const u32 a = x.pairs[2 * i], b = x.pairs[2 * i + 1];
+        const int quarter = SEGMENT / 4 * HALVES<KIND> * (i ^ flip);
+        const int column = KIND == FLOAT8 ? 16 * t + 8 * (i / 2 ^ flip) + i % 2 * 4
+                                          : quarter + HALVES<KIND> * 4 * t + 4 * half;
+        const uint2 a = *(const uint2*)(first + column);
+        x.words[i][0] = a.x, x.words[i][1] = a.y;
+    }
+    return x;
+}
+template <int KIND>
+__device__ __forceinline__ Columns<KIND> load_columns(const u16* first, int t, int flip = 0) {
+    Columns<KIND> x;
+    if constexpr (KIND == INT4)
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const uint4 a = *(const uint4*)(first + 32 * (i ^ flip) + 8 * t);
+            x.halves[0].words[i][0] = a.x, x.halves[0].words[i][1] = a.y;
+            x.halves[1].words[i][0] = a.z, x.halves[1].words[i][1] = a.w;
+        }
+    if constexpr (KIND == INT8) x.halves[0] = load_half<KIND>(first, t, 0, flip);
+    if constexpr (KIND == FLOAT8)
+#pragma unroll
+        for (int i = 0; i < 4; i += 2) {
+            const uint4 a = *(const uint4*)(first + 16 * t + 8 * (i / 2 ^ flip));
+            x.halves[0].words[i][0] = a.x, x.halves[0].words[i][1] = a.y;
+            x.halves[0].words[i + 1][0] = a.z, x.halves[0].words[i + 1][1] = a.w;
+        }
+    return x;
+}
+template <int KIND>
+__device__ __forceinline__ void multiply_by(Columns<KIND>& x, const Columns<KIND>& norm) {
+#pragma unroll
+    for (int half = 0; half < HALVES<KIND>; half++)
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            u32& pair = x.halves[half].words[i / 2][i % 2];
+            pair = multiplied(pair, norm.halves[half].words[i / 2][i % 2]);
+        }
+}
+
+// Adds a segment's squares of each row, which are on the diagonal of the sums.
+__device__ __forceinline__ void add_squares(float (&sums)[4], const Half& x) {
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const u32 a = x.words[i][0], b = x.words[i][1];
         multiply16(sums, a, 0, b, 0, a, b);
     }
 }
-
-// Adds 16 columns of two outputs, times those of x. Nibbles are the lower halves of bytes, or the
-// upper ones. By lane, `scales` has scale and offset of each output.
-template <int KIND, int BY, int TILES>
-__device__ __forceinline__ void add_columns(float (&sums)[TILES][4], const uint4& row,
-                                            const uint4& row8, const float (&scales)[4], int half,
-                                            const Columns (&x)[TILES]) {
-    const u32 words[4] = {row.x, row.y, row.z, row.w};
-    const u32 words8[4] = {row8.x, row8.y, row8.z, row8.w};
+// Adds the columns of a unit, for all outputs alike.
+__device__ __forceinline__ void add_sums(float (&sums)[4], const Half& x, int unit) {
+    const u32 ones = 0x3f803f80u;
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
-        u32 a[2], b[2], from = words[i], from8 = words8[i];
-        if (KIND == INT4)
-            from = from >> (4 * half) & 0x0f0f0f0fu, from8 = from8 >> (4 * half) & 0x0f0f0f0fu;
-        if (BY == BY_LANE) {
-            widen_scaled<KIND>(from, scales[0], scales[1], a);
-            widen_scaled<KIND>(from8, scales[2], scales[3], b);
-        } else {
-            widen<KIND>(from, a);
-            widen<KIND>(from8, b);
-        }
-#pragma unroll
-        for (int tile = 0; tile < TILES; tile++)
-            multiply16(sums[tile], a[0], b[0], a[1], b[1], x[tile].pairs[2 * i],
-                       x[tile].pairs[2 * i + 1]);
+    for (int i = 0; i < 4 / UNITS; i++) {
+        const u32* b = x.words[unit * 4 / UNITS + i];
+        multiply16(sums, ones, ones, ones, ones, b[0], b[1]);
     }
 }
 
-// Sums of 16 columns of x, for all outputs alike.
-template <int TILES>
-__device__ __forceinline__ void add_sums(float (&sums)[TILES][4], const Columns (&x)[TILES]) {
-    const u32 ones = 0x3f803f80u;
-#pragma unroll
-    for (int tile = 0; tile < TILES; tile++)
-#pragma unroll
-        for (int i = 0; i < 4; i++)
-            multiply16(sums[tile], ones, ones, ones, ones, x[tile].pairs[2 * i],
-                       x[tile].pairs[2 * i + 1]);
-}
-
-// A segment's products to all: by segment, groups are scaled now.
+// Adds a word of two outputs, times its columns of x.
 template <int KIND, int TILES>
-__device__ __forceinline__ void add_scaled(float (&sums)[TILES][4], const float (&parts)[TILES][4],
-                                           const float (&ones)[TILES][4], const float (&scales)[2],
-                                           const float (&offsets)[2]) {
+__device__ __forceinline__ void add_word(float (&sums)[TILES][4], u32 word, u32 word8,
+                                         const Columns<KIND> (&x)[TILES], int i) {
 #pragma unroll
-    for (int tile = 0; tile < TILES; tile++)
+    for (int half = 0; half < HALVES<KIND>; half++) {
+        u32 a[2], b[2];
+        widen<KIND>(word, half, a);
+        widen<KIND>(word8, half, b);
 #pragma unroll
-        for (int c = 0; c < 4; c++) {
-            float& sum = sums[tile][c];
-            sum = fmaf(parts[tile][c], scales[c / 2], sum);
-            if (KIND != FLOAT8)
-                sum = fmaf(ones[tile][c], offsets[c / 2] - ADDED<KIND> * scales[c / 2], sum);
+        for (int tile = 0; tile < TILES; tile++) {
+            const u32* columns = x[tile].halves[half].words[i];
+            multiply16(sums[tile], a[0], b[0], a[1], b[1], columns[0], columns[1]);
         }
+    }
 }
 
-// The first column of a lane in a segment. Of nibbles, a group's first half are the lower halves of
-// its bytes.
+// What the sum of a group's products is multiplied by, and what the sum of its columns of x. An
+// output is multiplied by COUNTED<KIND> at its end, which is a power of two and rounds nothing.
+struct Factors {
+    float of_product, of_columns;
+};
 template <int KIND>
-__device__ __forceinline__ int first_column(int byte, int half, int group_bits) {
-    if (KIND != INT4) return byte;
-    const int half_group = 1 << group_bits >> 1;
-    return 2 * byte - (byte & (half_group - 1)) + half * half_group;
+__device__ __forceinline__ Factors factors_of(u32 scale, u32 offset) {
+    if (PAIRED) {
+        float factor, zero;
+        asm("{ .reg .b16 a, b; mov.b32 {a, b}, %2; cvt.f32.f16 %0, a; cvt.f32.f16 %1, b; }"
+            : "=f"(factor), "=f"(zero)
+            : "r"(scale));
+        return {factor, fmaf(zero, -1.0f / COUNTED<KIND>, -ADDED<KIND> / COUNTED<KIND>)};
+    }
+    const float factor = __uint_as_float(scale);
+    if (KIND == FLOAT8) return {factor, 0.0f};
+    const float counted = __uint_as_float(offset) / COUNTED<KIND>;
+    return {factor, fmaf(factor, -ADDED<KIND> / COUNTED<KIND>, counted)};
+}
+// Adds a group: a pair's zero point counts before the scale, an offset after it.
+template <int KIND>
+__device__ __forceinline__ float added(float sum, float product, float columns, Factors by) {
+    if (PAIRED) return fmaf(by.of_product, fmaf(by.of_columns, columns, product), sum);
+    sum = fmaf(product, by.of_product, sum);
+    return KIND == FLOAT8 ? sum : fmaf(columns, by.of_columns, sum);
 }
 
 // y times its scale, the norm's factor, plus its bias: as separate operations, so that all kernels

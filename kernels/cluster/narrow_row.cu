@@ -10,7 +10,8 @@
 // are bit for bit. A warp copies bytes of its slice some steps ahead into a ring in shared memory,
 // also those of the next tiles, the first ones before the wait for the kernel that computes x. What
 // is asked for after them comes after them, microseconds later; so all else that the block needs,
-// for all of its tiles, is asked for at once: x, and what a tile ends with.
+// for all of its tiles, is asked for at once: x, and what a tile ends with. One row has one of the
+// eight columns of tensor cores' products; sums of x itself are taken from eight places at once.
 //
 // `narrow_rows.py` gives what its launches follow from: WARPS and MOST_TILES of a block, STEP bytes
 // of an output in a step, LINEAR_STEPS and GATED_STEPS of a ring with the one that is computed (with
@@ -20,8 +21,10 @@
 
 #define THREADS (WARPS * 32)
 #define PIECES (STEP / 16)
-#define MOST_CHUNKS 8  // of 8 columns of x, that a thread brings; with a norm, half of them
-#define SCALED (GROUPS == 0 ? BY_ROW : GROUPS <= 2 ? BY_SEGMENT : BY_LANE)
+#define MOST_CHUNKS 8  // of 8 columns of x, that a lane brings; with a norm, half of them
+#define COLUMNS_OF_BYTE HALVES<STORED>
+#define HAS_ZEROS (GROUPS && STORED != FLOAT8)
+#define HAS_OFFSETS (HAS_ZEROS && !PAIRED)
 
 // What a tile's outputs end with.
 struct Ending {
@@ -34,12 +37,19 @@ struct Shared {
     // Half of odd outputs is exchanged, so that outputs g and g + 1 are in different banks.
     uint4 bytes[WARPS][STEPS][PARTS * OUTPUTS][PIECES];
     // Scales of 16 outputs, then their offsets.
-    float scales[WARPS][STEPS][PARTS][2 * OUTPUTS][GROUPS ? GROUPS : 1];
+    u32 scales[WARPS][STEPS][PARTS][(HAS_OFFSETS ? 2 : 1) * OUTPUTS][GROUPS ? GROUPS : 1];
     float sums[2][WARPS][PARTS][OUTPUTS];
     float squares[WARPS];
+    u64 arrived[WARPS];
     Ending endings[MOST_TILES];
 };
 __device__ __forceinline__ int exchanged(int output, int piece) { return piece ^ output % 2 * 4; }
+// Neighbouring loads of x are exchanged in odd segments for the same reason.
+__device__ __forceinline__ int exchanged(int chunk) {
+    constexpr int CHUNKS = SEGMENT * COLUMNS_OF_BYTE / 8;  // of a segment
+    constexpr int LOAD = STORED == INT4 ? 4 : STORED == INT8 ? 2 : 1;  // chunks from one to the next
+    return chunk ^ chunk / CHUNKS % 2 * LOAD;
+}
 
 // Where a warp's copies are from, and which come next.
 template <int KIND, int PARTS>
@@ -63,15 +73,16 @@ struct Copies {
                     uint4* to = memory.bytes[warp][slot][part * OUTPUTS + row];
                     copy16(to + exchanged(row, lane % 8), from + (i64)(4 * i) * layer.num_bytes);
                 }
-                if (GROUPS == 0 || (KIND == FLOAT8 && lane >= OUTPUTS)) continue;
-                const float* scales = lane < OUTPUTS ? layer.scales : layer.offsets;
+                if (GROUPS == 0 || (!HAS_OFFSETS && lane >= OUTPUTS)) continue;
+                const u32* scales = lane < OUTPUTS ? layer.scales : layer.offsets;
                 const int group = (KIND == INT4 ? 2 * byte : byte) >> layer.group_bits;
                 scales += (first + lane % OUTPUTS) * layer.num_groups + group;
-                float* to = memory.scales[warp][slot][part][lane];
+                u32* to = memory.scales[warp][slot][part][lane];
                 if (GROUPS == 1) copy4(to, scales);
                 if (GROUPS == 2) copy8(to, scales);
+                if constexpr (GROUPS > 2)
 #pragma unroll
-                for (int i = 0; i < GROUPS / 4; i++) copy16(to + 4 * i, scales + 4 * i);
+                    for (int i = 0; i < GROUPS / 4; i++) copy16(to + 4 * i, scales + 4 * i);
             }
             if ((byte += STEP) == end) byte = begin, tile += gridDim.x;
         }
@@ -80,117 +91,183 @@ struct Copies {
     }
 };
 
-// A step of a tile: two segments.
+// A unit's scales of output g and g + 8, from those of the step.
+template <int KIND>
+__device__ __forceinline__ Factors factors_at(const u32 (*scales)[GROUPS ? GROUPS : 1], int output,
+                                              int group) {
+    u32 offset = 0;
+    if constexpr (HAS_OFFSETS) offset = scales[output + OUTPUTS][group];
+    return factors_of<KIND>(scales[output][group], offset);
+}
+
+// A step of a tile: two segments. x and sums are from the step's first column and unit.
 template <int KIND, int PARTS>
 __device__ __forceinline__ void add_step(float (&sums)[PARTS][1][4], const Shared<PARTS>& memory,
-                                         int slot, const u16* x, int first_byte, int group_bits) {
-    constexpr int HALVES = KIND == INT4 ? 2 : 1;  // columns in a byte
+                                         int slot, const u16* x, const float* sums_of_x) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
 #pragma unroll
     for (int segment = 0; segment < STEP / SEGMENT; segment++) {
-        const int byte = first_byte + segment * SEGMENT + t * 16;
-        float parts[PARTS][1][4] = {}, ones[1][4] = {};
-        uint4 bytes[2 * PARTS];  // of outputs g and g + 8
+        u32 words[2 * PARTS][4];  // of outputs g and g + 8
 #pragma unroll
         for (int p = 0; p < 2 * PARTS; p++)
-            bytes[p] = memory.bytes[warp][slot][p * 8 + g][exchanged(g, segment * 4 + t)];
-        // scale of output g, its offset, and those of output g + 8
-        float scales[PARTS][4] = {};
-        if (GROUPS) {
-            const int group = segment * GROUPS / 2 + (GROUPS > 2 ? t * GROUPS / 8 : 0);
+            *(uint4*)words[p] =
+                memory.bytes[warp][slot][p * 8 + g][exchanged(g, segment * 4 + t)];
+        const Columns<KIND> columns[1] = {  // the same eight times
+            load_columns<KIND>(x + segment * SEGMENT * COLUMNS_OF_BYTE, t, segment % 2)};
 #pragma unroll
-            for (int i = 0; i < 4 * PARTS; i++) {
-                const int of = g + i % 4 / 2 * 8 + i % 2 * OUTPUTS;
-                if (KIND != FLOAT8 || i % 2 == 0)
-                    scales[i / 4][i % 4] = memory.scales[warp][slot][i / 4][of][group];
+        for (int unit = 0; unit < UNITS; unit++) {
+            const int group = (segment * UNITS + unit) * GROUPS / (2 * UNITS);
+            const float of_x = HAS_ZEROS ? sums_of_x[segment * UNITS + unit] : 0.0f;
+#pragma unroll
+            for (int part = 0; part < PARTS; part++) {
+                float parts[1][4] = {};
+#pragma unroll
+                for (int i = 0; i < 4 / UNITS; i++) {
+                    const int word = unit * 4 / UNITS + i;
+                    add_word<KIND>(WORDS ? parts : sums[part], words[2 * part][word],
+                                   words[2 * part + 1][word], columns, word);
+                }
+                if constexpr (WORDS != 0)
+#pragma unroll
+                    for (int c = 0; c < 4; c += 2) {
+                        const Factors by = factors_at<KIND>(memory.scales[warp][slot][part],
+                                                            g + c / 2 * 8, group);
+                        sums[part][0][c] = added<KIND>(sums[part][0][c], parts[0][c], of_x, by);
+                    }
             }
         }
-#pragma unroll
-        for (int half = 0; half < HALVES; half++) {
-            const int column = first_column<KIND>(byte, half, group_bits);
-            Columns columns[1] = {};  // the other seven rows of tensor cores are 0
-            if (g == 0) columns[0] = load_columns(x + column);
-            if (SCALED == BY_SEGMENT && KIND != FLOAT8) add_sums(ones, columns);
-#pragma unroll
-            for (int part = 0; part < PARTS; part++)
-                add_columns<KIND, SCALED>(SCALED == BY_SEGMENT ? parts[part] : sums[part],
-                                          bytes[2 * part], bytes[2 * part + 1], scales[part], half,
-                                          columns);
-        }
-        if constexpr (SCALED == BY_SEGMENT)
-#pragma unroll
-            for (int part = 0; part < PARTS; part++)
-                add_scaled<KIND>(sums[part], parts[part], ones, {scales[part][0], scales[part][2]},
-                                 {scales[part][1], scales[part][3]});
     }
 }
 
-// The sum of a slice's squares, in the order in which narrow_rows.cu adds them.
-template <int KIND>
-__device__ __forceinline__ float squares_of(const u16* slice, int num_bytes, int group_bits) {
-    const int lane = threadIdx.x % 32;
-    float squares[4] = {};
-    for (int segment = 0; segment < num_bytes; segment += SEGMENT)
+// The sum of a slice's squares, in the order in which narrow_rows.cu adds them, and the sums of its
+// units: each of the eight columns of tensor cores has a half of a segment. `plain` is without the
+// norm.
+template <int KIND, bool NORM>
+__device__ __forceinline__ float sum_slice(float* units, const u16* slice, const u16* plain,
+                                           int num_segments) {
+    constexpr int SEGMENTS = 8 / HALVES<KIND>;  // at once
+    const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, half = g % HALVES<KIND>;
+    float square = 0.0f;
+#pragma unroll 1
+    for (int first = 0; first < num_segments; first += SEGMENTS) {
+        const int last = num_segments - 1 - first;  // those after it repeat it
+        const int segment = first + min(g / HALVES<KIND>, last);
+        const int column = segment * SEGMENT * HALVES<KIND>;
+        float squares[4] = {}, sums[UNITS][4] = {};
+        if (NORM) add_squares(squares, load_half<KIND>(plain + column, t, half, 0));
+        if (HAS_ZEROS) {
+            const Half x = load_half<KIND>(slice + column, t, half, segment % 2);
 #pragma unroll
-        for (int half = 0; half < (KIND == INT4 ? 2 : 1); half++) {
-            const int column = first_column<KIND>(segment + lane * 16, half, group_bits);
-            Columns plain = {};
-            if (lane < 4) plain = load_columns(slice + column);
-            add_squares(squares, plain);
+            for (int unit = 0; unit < UNITS; unit++) add_sums(sums[unit], x, unit);
         }
-    return squares[0];
+        if (NORM)
+#pragma unroll
+            for (int i = 0; i < SEGMENTS; i++) {
+                float one = 0.0f;
+#pragma unroll
+                for (int column = i * HALVES<KIND>; column < (i + 1) * HALVES<KIND>; column++)
+                    one += __shfl_sync(FULL, squares[column % 2], 4 * column + column / 2);
+                square += i <= last ? one : 0.0f;
+            }
+        // A lane has columns 2 t and 2 t + 1 of the sums: two halves, or two segments.
+        const int of = HALVES<KIND> == 2 ? t : 2 * t + g;
+        if (HAS_ZEROS && g < 2 / HALVES<KIND> && of <= last)
+#pragma unroll
+            for (int unit = 0; unit < UNITS; unit++)
+                units[(first + of) * UNITS + unit] =
+                    HALVES<KIND> == 2 ? sums[unit][0] + sums[unit][1]
+                    : g              ? sums[unit][1]
+                                     : sums[unit][0];
+    }
+    if (HAS_ZEROS) __syncwarp();
+    return square;
 }
 
-// Brings x, times the norm if there is one, and what all tiles of the block end with. Without it, x
-// is for a while where the ring's last step will be.
+// A warp's slice of x. Where it is multiplied by a norm it comes in bulk: a lane's own load would be
+// answered after all that its multiprocessor has asked for before. Long slices are sooner there by
+// loads.
 template <bool NORM, int PARTS>
-__device__ __forceinline__ void bring(Shared<PARTS>& memory, const Layer& layer, u16* x,
-                                      int num_tiles) {
-    const int num_chunks = layer.num_columns / 8, width = layer.num_outputs / PARTS;
-    const int tile = blockIdx.x + threadIdx.x / OUTPUTS * gridDim.x;
-    const int output = tile * OUTPUTS + threadIdx.x % OUTPUTS;
-    float scales[2] = {1.0f, 1.0f}, biases[2] = {}, residual = 0.0f;
-    constexpr int CHUNKS = NORM ? MOST_CHUNKS / 2 : MOST_CHUNKS;
-    uint4 columns[CHUNKS], norms[CHUNKS];
-#pragma unroll
-    for (int i = 0; i < CHUNKS; i++) {
-        const int chunk = threadIdx.x + i * THREADS;
-        if (chunk >= num_chunks) continue;
-        columns[i] = *(const uint4*)(layer.x + 8 * chunk);
-        if (NORM) norms[i] = *(const uint4*)(layer.norm + 8 * chunk);
+struct Slice {
+    static constexpr int CHUNKS = NORM ? MOST_CHUNKS / 2 : MOST_CHUNKS;
+    Shared<PARTS>& memory;
+    const Layer& layer;
+    const int lane, warp, num_chunks;
+    u16* const x;
+    uint4 loaded[CHUNKS];  // of x, or of the norm
+
+    __device__ __forceinline__ Slice(Shared<PARTS>& memory, const Layer& layer, u16* all)
+        : memory(memory), layer(layer), lane(threadIdx.x % 32), warp(threadIdx.x / 32),
+          num_chunks(layer.num_columns / 8 / WARPS), x(all + 8 * num_chunks * warp) {
+        if (!NORM) return;
+        if (lane == 0) barrier_init(shared_address(&memory.arrived[warp]));
+        __syncwarp();
+        load(layer.norm);
     }
-    if (tile < num_tiles && threadIdx.x < MOST_TILES * OUTPUTS) {
+    __device__ __forceinline__ void load(const u16* all) {
+#pragma unroll
+        for (int i = 0; i < CHUNKS; i++) {
+            const int chunk = lane + 32 * i;
+            if (chunk < num_chunks) loaded[i] = ((const uint4*)all)[warp * num_chunks + chunk];
+        }
+    }
+    // Without the norm, it is for a while where the ring's last step will be.
+    __device__ __forceinline__ u16* plain() const {
+        return (u16*)memory.bytes[warp][Shared<PARTS>::STEPS - 1];
+    }
+    __device__ __forceinline__ void ask() {
+        if (!NORM) load(layer.x);
+        if (!NORM || lane > 0) return;
+        const u32 barrier = shared_address(&memory.arrived[warp]);
+        barrier_expect(barrier, 16 * num_chunks);
+        copy_ahead(plain(), layer.x + 8 * num_chunks * warp, 16 * num_chunks, barrier);
+    }
+    // Until it is there, times the norm.
+    __device__ __forceinline__ void wait() {
+        if (NORM) barrier_wait(shared_address(&memory.arrived[warp]));
+#pragma unroll
+        for (int i = 0; i < CHUNKS; i++) {
+            const int chunk = lane + 32 * i;
+            if (chunk >= num_chunks) continue;
+            uint4 y = loaded[i];
+            if (NORM) {
+                const uint4 columns = ((const uint4*)plain())[chunk];
+                y = make_uint4(multiplied(columns.x, y.x), multiplied(columns.y, y.y),
+                               multiplied(columns.z, y.z), multiplied(columns.w, y.w));
+            }
+            *(uint4*)(x + 8 * exchanged(chunk)) = y;
+        }
+        __syncwarp();
+    }
+};
+
+// What the block's tiles end with, of one output a thread.
+template <int PARTS>
+struct Own {
+    float scales[2] = {COUNTED<STORED>, COUNTED<STORED>}, biases[2] = {}, residual = 0.0f;
+
+    __device__ __forceinline__ Own(const Layer& layer, int num_tiles) {
+        const int tile = blockIdx.x + threadIdx.x / OUTPUTS * gridDim.x;
+        const int output = tile * OUTPUTS + threadIdx.x % OUTPUTS;
+        const int width = layer.num_outputs / PARTS;
+        if (tile >= num_tiles || threadIdx.x >= MOST_TILES * OUTPUTS) return;
 #pragma unroll
         for (int part = 0; part < PARTS; part++) {
-            if (GROUPS == 0) scales[part] = layer.scales[output + part * width];
+            if (!GROUPS) scales[part] = __uint_as_float(layer.scales[output + part * width]);
             if (layer.bias) biases[part] = widened(layer.bias[output + part * width]);
         }
         if (layer.residual) residual = widened(layer.residual[output]);
     }
+    __device__ __forceinline__ void leave(Shared<PARTS>& memory) const {
+        if (threadIdx.x >= MOST_TILES * OUTPUTS) return;
+        Ending& ending = memory.endings[threadIdx.x / OUTPUTS];
 #pragma unroll
-    for (int i = 0; i < CHUNKS; i++) {
-        const int chunk = threadIdx.x + i * THREADS;
-        if (chunk >= num_chunks) continue;
-        uint4 y = columns[i];
-        if (NORM) {
-            const int in_slice = num_chunks / WARPS;
-            uint4* slice = memory.bytes[chunk / in_slice][Shared<PARTS>::STEPS - 1][0];
-            slice[chunk % in_slice] = y;
-            const uint4& norm = norms[i];
-            y = make_uint4(multiplied(y.x, norm.x), multiplied(y.y, norm.y),
-                           multiplied(y.z, norm.z), multiplied(y.w, norm.w));
+        for (int part = 0; part < PARTS; part++) {
+            ending.scales[part][threadIdx.x % OUTPUTS] = scales[part];
+            ending.biases[part][threadIdx.x % OUTPUTS] = biases[part];
         }
-        *(uint4*)(x + 8 * chunk) = y;
+        ending.residuals[threadIdx.x % OUTPUTS] = residual;
     }
-    if (threadIdx.x >= MOST_TILES * OUTPUTS) return;
-    Ending& ending = memory.endings[threadIdx.x / OUTPUTS];
-#pragma unroll
-    for (int part = 0; part < PARTS; part++) {
-        ending.scales[part][threadIdx.x % OUTPUTS] = scales[part];
-        ending.biases[part][threadIdx.x % OUTPUTS] = biases[part];
-    }
-    ending.residuals[threadIdx.x % OUTPUTS] = residual;
-}
+};
 
 // An output of a tile, from the sums of all warps in their order.
 template <bool NORM, int PARTS>
@@ -225,15 +302,18 @@ __device__ __forceinline__ void run(const Layer& layer) {
     const int begin = warp * slice_bytes, end = begin + slice_bytes;
 
     Copies<KIND, PARTS> copies = {layer, memory, num_tiles, begin, end, (int)blockIdx.x, begin, 0};
+    Slice<NORM, PARTS> slice(memory, layer, x);
 #pragma unroll
     for (int i = 0; i < Shared<PARTS>::STEPS - 1; i++) copies.ask();
     wait_for_the_kernel_before();
-    bring<NORM>(memory, layer, x, num_tiles);
-    __syncthreads();
+    slice.ask();
+    const Own<PARTS> own(layer, num_tiles);
+    slice.wait();
     launch_dependents();  // not before: what they ask for would come before x
-    if (NORM) {
-        const u16* slice = (const u16*)memory.bytes[warp][Shared<PARTS>::STEPS - 1];
-        const float square = squares_of<KIND>(slice, slice_bytes, layer.group_bits);
+    const int num_segments = slice_bytes / SEGMENT;
+    float* sums_of_x = (float*)(x + layer.num_columns) + begin / SEGMENT * UNITS;
+    if constexpr (NORM || HAS_ZEROS) {
+        const float square = sum_slice<KIND, NORM>(sums_of_x, slice.x, slice.plain(), num_segments);
         if (lane == 0) memory.squares[warp] = square;
     }
 
@@ -244,9 +324,12 @@ __device__ __forceinline__ void run(const Layer& layer) {
             wait_for_copies<Shared<PARTS>::STEPS - 2>();
             __syncwarp();  // also: all have taken what is overwritten now
             copies.ask();
-            add_step<KIND>(sums, memory, slot, x, byte, layer.group_bits);
+            const int done = byte - begin;
+            add_step<KIND>(sums, memory, slot, slice.x + done * COLUMNS_OF_BYTE,
+                           sums_of_x + done / SEGMENT * UNITS);
             slot = slot + 1 == Shared<PARTS>::STEPS ? 0 : slot + 1;
         }
+        if (index == 0) own.leave(memory);
         if (lane % 4 == 0)
 #pragma unroll
             for (int part = 0; part < PARTS; part++) {

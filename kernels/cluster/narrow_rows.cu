@@ -7,14 +7,10 @@
 //
 // A block has 16 outputs (and the 16 that they gate), and each of its warps a slice of K. A warp
 // takes bytes of the weight from memory to registers, 64 of each row at a time, widens them there,
-// and multiplies by tensor cores. The order of columns within is free, so a lane has neighbouring
-// ones and loads 16 bytes at once. The first bytes are asked for before the wait for the kernel
-// that computes x. Sums are float32, in an order that depends on shapes alone.
+// and multiplies by tensor cores. The order of columns within is free, so a lane loads 16 bytes at
+// once. The first bytes are asked for before the wait for the kernel that computes x. Sums are
+// float32, in an order that depends on shapes alone.
 #include "narrow.cuh"
-
-#ifndef WARPS
-#define WARPS 8  // of a block
-#endif
 
 __device__ __forceinline__ uint4 load_once(const unsigned char* from) {
     uint4 r;
@@ -24,15 +20,46 @@ __device__ __forceinline__ uint4 load_once(const unsigned char* from) {
     return r;
 }
 
-// 16 bytes of one output, with scale and offset of their group.
+// A lane's 16 bytes of a segment of one output. Of the segment's scales it has that of the word
+// with its own number, so that the four lanes have all.
 struct Piece {
     uint4 bytes;
-    float scale, offset;
+    u32 scale, offset;
 };
+__device__ __forceinline__ u32 of_unit(u32 own, int unit) {
+    if (UNITS == 1) return own;
+    return __shfl_sync(FULL, own, (threadIdx.x % 32 & ~3) + unit * 4 / UNITS);
+}
+template <int KIND>
+__device__ __forceinline__ Factors factors_of(const Piece& own, int unit) {
+    const bool has_offset = KIND != FLOAT8 && !PAIRED;
+    return factors_of<KIND>(of_unit(own.scale, unit), has_offset ? of_unit(own.offset, unit) : 0);
+}
 
-template <int KIND, int BY, bool NORM, bool GATED, int TILES>
+// Adds the products of a unit of two outputs.
+template <int KIND, int TILES>
+__device__ __forceinline__ void add_unit(float (&sums)[TILES][4], const Piece& row,
+                                         const Piece& row8, const Columns<KIND> (&x)[TILES],
+                                         const float (&ones)[TILES][4], int unit) {
+    const u32 words[4] = {row.bytes.x, row.bytes.y, row.bytes.z, row.bytes.w};
+    const u32 words8[4] = {row8.bytes.x, row8.bytes.y, row8.bytes.z, row8.bytes.w};
+    float parts[TILES][4] = {};
+#pragma unroll
+    for (int i = 0; i < 4 / UNITS; i++) {
+        const int word = unit * 4 / UNITS + i;
+        add_word<KIND>(WORDS ? parts : sums, words[word], words8[word], x, word);
+    }
+    if (!WORDS) return;
+    const Factors by[2] = {factors_of<KIND>(row, unit), factors_of<KIND>(row8, unit)};
+#pragma unroll
+    for (int tile = 0; tile < TILES; tile++)
+#pragma unroll
+        for (int c = 0; c < 4; c++)
+            sums[tile][c] = added<KIND>(sums[tile][c], parts[tile][c], ones[tile][c], by[c / 2]);
+}
+
+template <int KIND, bool NORM, bool GATED, int TILES>
 __device__ __forceinline__ void run(const Layer& layer) {
-    constexpr int HALVES = KIND == INT4 ? 2 : 1;  // columns in a byte
     constexpr int PARTS = GATED ? 2 : 1;
     // Loads that a lane has under way, as many as its registers have room for; then segments.
     constexpr int LOADS = KIND == INT4 || TILES == 4 ? 4 : 8;
@@ -61,11 +88,11 @@ __device__ __forceinline__ void run(const Layer& layer) {
                     const int byte = (from + s) * SEGMENT + t * 16;
                     Piece& piece = pieces[s][r];
                     piece.bytes = load_once(layer.weight + outputs[r] * layer.num_bytes + byte);
-                    if (BY == BY_ROW) continue;
+                    if (!WORDS) continue;
                     const i64 group =
-                        outputs[r] * layer.num_groups + (byte * HALVES >> layer.group_bits);
+                        outputs[r] * layer.num_groups + (byte * HALVES<KIND> >> layer.group_bits);
                     piece.scale = __ldg(layer.scales + group);
-                    if (KIND != FLOAT8) piece.offset = __ldg(layer.offsets + group);
+                    if (KIND != FLOAT8 && !PAIRED) piece.offset = __ldg(layer.offsets + group);
                 }
     };
     load(begin);
@@ -76,7 +103,7 @@ __device__ __forceinline__ void run(const Layer& layer) {
     for (int tile = 0; tile < TILES; tile++)  // rows beyond the last repeat it and are not stored
         x_rows[tile] = layer.x + min(tile * 8 + g, layer.num_rows - 1) * layer.x_stride;
 
-    float sums[PARTS][TILES][4] = {}, squares[NORM ? TILES : 1][4] = {};
+    float sums[PARTS][TILES][4] = {}, squares[NORM ? TILES : 1][2] = {};
     for (int at = begin; at < end; at += AHEAD) {
         Piece now[AHEAD][2 * PARTS];
 #pragma unroll
@@ -87,42 +114,42 @@ __device__ __forceinline__ void run(const Layer& layer) {
 #pragma unroll
         for (int s = 0; s < AHEAD; s++) {
             if (at + s >= end) break;
-            float parts[PARTS][TILES][4] = {}, ones[TILES][4] = {};
+            const int column = (at + s) * SEGMENT * HALVES<KIND>;
+            Columns<KIND> x[TILES];
 #pragma unroll
-            for (int half = 0; half < HALVES; half++) {
-                const int byte = (at + s) * SEGMENT + t * 16;
-                const int column = first_column<KIND>(byte, half, layer.group_bits);
-                Columns x[TILES];
+            for (int tile = 0; tile < TILES; tile++)
+                x[tile] = load_columns<KIND>(x_rows[tile] + column, t);
+            if (NORM) {
+                const Columns<KIND> norm = load_columns<KIND>(layer.norm + column, t);
 #pragma unroll
-                for (int tile = 0; tile < TILES; tile++)
-                    x[tile] = load_columns(x_rows[tile] + column);
-                if (NORM) {
-                    const Columns norm = load_columns(layer.norm + column);
+                for (int tile = 0; tile < TILES; tile++) {
+                    float found[2][4] = {};  // of halves
 #pragma unroll
-                    for (int tile = 0; tile < TILES; tile++) {
-                        add_squares(squares[tile], x[tile]);
+                    for (int half = 0; half < HALVES<KIND>; half++)
+                        add_squares(found[half], x[tile].halves[half]);
 #pragma unroll
-                        for (int i = 0; i < 8; i++)
-                            x[tile].pairs[i] = multiplied(x[tile].pairs[i], norm.pairs[i]);
-                    }
-                }
-                if (BY == BY_SEGMENT && KIND != FLOAT8) add_sums(ones, x);
-#pragma unroll
-                for (int part = 0; part < PARTS; part++) {
-                    const Piece &row = now[s][2 * part], &row8 = now[s][2 * part + 1];
-                    add_columns<KIND, BY>(BY == BY_SEGMENT ? parts[part] : sums[part], row.bytes,
-                                          row8.bytes,
-                                          {row.scale, row.offset, row8.scale, row8.offset}, half,
-                                          x);
+                    for (int c = 0; c < 2; c++) squares[tile][c] += found[0][c] + found[1][c];
+                    multiply_by(x[tile], norm);
                 }
             }
-            if constexpr (BY == BY_SEGMENT)
 #pragma unroll
-                for (int part = 0; part < PARTS; part++) {
-                    const Piece &row = now[s][2 * part], &row8 = now[s][2 * part + 1];
-                    add_scaled<KIND>(sums[part], parts[part], ones, {row.scale, row8.scale},
-                                     {row.offset, row8.offset});
-                }
+            for (int unit = 0; unit < UNITS; unit++) {
+                float ones[TILES][4] = {};
+                if (WORDS && KIND != FLOAT8)
+#pragma unroll
+                    for (int tile = 0; tile < TILES; tile++) {
+                        float found[2][4] = {};
+#pragma unroll
+                        for (int half = 0; half < HALVES<KIND>; half++)
+                            add_sums(found[half], x[tile].halves[half], unit);
+#pragma unroll
+                        for (int c = 0; c < 4; c++) ones[tile][c] = found[0][c] + found[1][c];
+                    }
+#pragma unroll
+                for (int part = 0; part < PARTS; part++)
+                    add_unit<KIND>(sums[part], now[s][2 * part], now[s][2 * part + 1], x, ones,
+                                   unit);
+            }
         }
     }
 
@@ -153,7 +180,7 @@ __device__ __forceinline__ void run(const Layer& layer) {
 #pragma unroll
         for (int part = 0; part < PARTS; part++) {
             const int of = output + part * num_gated;
-            y[part] = ended(y[part], BY == BY_ROW ? layer.scales[of] : 1.0f, factor,
+            y[part] = ended(y[part], WORDS ? COUNTED<KIND> : __uint_as_float(layer.scales[of]), factor,
                             layer.bias ? widened(layer.bias[of]) : 0.0f);
         }
         float result = GATED ? gated_by(y[0], y[1]) : y[0];
@@ -166,7 +193,7 @@ __device__ __forceinline__ void run(const Layer& layer) {
 #define KERNEL(name, norm, gated, tiles)                                         \
     extern "C" __global__ void __launch_bounds__(WARPS * 32, tiles == 4 ? 1 : 2) \
         name##_##tiles(const __grid_constant__ Layer layer) {                    \
-        run<STORED, SCALED, norm, gated, tiles>(layer);                          \
+        run<STORED, norm, gated, tiles>(layer);                          \
     }
 #define KERNELS(name, norm, gated) \
     KERNEL(name, norm, gated, 1) KERNEL(name, norm, gated, 2) KERNEL(name, norm, gated, 4)

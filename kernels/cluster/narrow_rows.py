@@ -27,32 +27,35 @@ from kernels.cluster.program import (
     can_run_on,
     num_processors,
 )
-from kernels.quantized.narrow import NarrowWeight
+from kernels.quantized.narrow import SEGMENT, NarrowWeight
 
 ROWS_SOURCE = Path(__file__).with_name("narrow_rows.cu")
 ROW_SOURCE = Path(__file__).with_name("narrow_row.cu")
 MAX_ROWS = 32
 # What follows is as in the sources.
-_LANE_BYTES = 16  # of an output that a lane takes at once, in one group
 OUTPUTS = 16  # of a tile
-SEGMENT = 64  # bytes of an output that are multiplied at once
 WARPS = 8
 _FLOAT8, _INT4, _INT8 = 0, 1, 2
-_BY_ROW, _BY_SEGMENT, _BY_LANE = 0, 1, 2
+_WORDS = 4  # of a segment that a lane takes
+_COLUMNS = {_FLOAT8: SEGMENT, _INT4: 2 * SEGMENT, _INT8: SEGMENT}  # of a segment
 _TILES = (1, 2, 4)  # of 8 rows each
 _MOST_COLUMNS = 16_384  # of one row's kernel; with a norm, half of them
 _ENDING_BYTES = 320  # of its tile
 # What one row's kernel is given, and how many of its blocks a multiprocessor has.
 _STEP = 128
-_STEPS = {1: 3, 2: 2}  # by the number of outputs' parts
+_LINEAR_STEPS = {_FLOAT8: 3, _INT4: 2, _INT8: 2}
+_GATED_STEPS = 2
 _MOST_TILES = 8
-_ROW = {
-    "STEP": _STEP, "LINEAR_STEPS": _STEPS[1], "GATED_STEPS": _STEPS[2], "MOST_TILES": _MOST_TILES,
-}  # fmt: skip
 _ROW_BLOCKS = {"linear": 2, "normed": 3, "gated": 2}
 _SHARED_BYTES = 227 << 10  # of a multiprocessor
 _RESERVED_BYTES = 1 << 10  # of each block, by the system
-_FILLED_BYTES = _SHARED_BYTES - (45 << 10)  # attention over an FP8 cache needs the rest
+# Two blocks leave no place for a third, which a multiprocessor with fewer blocks would lack; and
+# of 8-bit floats none for the next product's, whose copies would come before this one's, but for
+# attention over an FP8 cache.
+_LINEAR_BYTES = {
+    _FLOAT8: (_SHARED_BYTES - (45 << 10)) // 2,
+    **dict.fromkeys((_INT4, _INT8), _SHARED_BYTES // 3 + 1),
+}
 
 log = logging.getLogger(__name__)
 
@@ -85,7 +88,9 @@ def suits(weight: NarrowWeight, gated: bool = False) -> bool:
     if not _is_by_groups(weight):
         return True
     is_power = weight.group & (weight.group - 1) == 0
-    return is_power and weight.group * weight.bits // 8 >= _LANE_BYTES
+    # Words of integers are a group's in all lanes; floats lie in their order.
+    least = SEGMENT if weight.is_float else SEGMENT // _WORDS
+    return is_power and weight.group * weight.bits // 8 >= least
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,17 +98,27 @@ class NarrowLayout:
     """What kernels are compiled for: the kind of numbers, and what has scales of its own."""
 
     stored: int
-    scaled: int
     groups: int  # in a step of an output; 0: all columns have one scale
+    is_paired: bool
 
     @classmethod
     def of(cls, weight: NarrowWeight) -> "NarrowLayout":
         """A weight's."""
-        stored = _FLOAT8 if weight.offsets is None else _INT4 if weight.bits == 4 else _INT8
-        if not _is_by_groups(weight):
-            return cls(stored, _BY_ROW, 0)
-        group_bytes = weight.group * weight.bits // 8
-        return cls(stored, _BY_LANE if group_bytes % SEGMENT else _BY_SEGMENT, _STEP // group_bytes)
+        stored = _FLOAT8 if weight.is_float else _INT4 if weight.bits == 4 else _INT8
+        groups = _STEP // (weight.group * weight.bits // 8) if _is_by_groups(weight) else 0
+        return cls(stored, groups, weight.is_paired)
+
+    def of_row(self) -> dict[str, int]:
+        """What one row's kernel is given more."""
+        return {
+            "GROUPS": self.groups, "STEP": _STEP, "LINEAR_STEPS": _LINEAR_STEPS[self.stored],
+            "GATED_STEPS": _GATED_STEPS, "MOST_TILES": _MOST_TILES,
+        }  # fmt: skip
+
+    @property
+    def words(self) -> int:
+        """Of a lane's in a segment, that have one scale."""
+        return min(_WORDS, 2 * _WORDS // self.groups) if self.groups else 0
 
 
 class NarrowRows:
@@ -111,10 +126,13 @@ class NarrowRows:
 
     def __init__(self, layout: NarrowLayout, kept: Path | None = None) -> None:
         """Compiled kernels are kept in a folder for the next start. Raises CannotCompile."""
-        stored = {"STORED": layout.stored, "WARPS": WARPS}
+        stored = {
+            "STORED": layout.stored, "WORDS": layout.words, "PAIRED": int(layout.is_paired),
+            "WARPS": WARPS,
+        }  # fmt: skip
         self._layout = layout
-        self._rows = Program(ROWS_SOURCE, {**stored, "SCALED": layout.scaled}, kept)
-        self._row = Program(ROW_SOURCE, {**stored, **_ROW, "GROUPS": layout.groups}, kept)
+        self._rows = Program(ROWS_SOURCE, stored, kept)
+        self._row = Program(ROW_SOURCE, {**stored, **layout.of_row()}, kept)
         self._processors = num_processors()
         self._kernels: dict[tuple[str, int, int], Kernel] = {}
 
@@ -130,6 +148,8 @@ class NarrowRows:
     ) -> Tensor:
         """The product, as this module says. Raises ValueError for what the kernels do not take."""
         (m, k), (n, num_columns) = x.shape, weight.shape
+        if NarrowLayout.of(weight) != self._layout or not (weight.is_float or weight.is_by_lanes):
+            raise ValueError("the weight has another layout")
         if not 1 <= m <= MAX_ROWS or k != num_columns or not suits(weight, gated):
             raise ValueError(f"x {list(x.shape)} and a weight {list(weight.shape)}")
         if x.dtype != torch.bfloat16 or x.stride(1) != 1 or x.stride(0) % 8 or x.data_ptr() % 16:
@@ -172,11 +192,16 @@ class NarrowRows:
 
 def kernels_for(
     weight: NarrowWeight, dtype: torch.dtype, kept: Path | None = None
-) -> NarrowRows | None:
-    """The kernels for a weight; None: its device, its layout or the type of the rows has none."""
+) -> tuple[NarrowRows, NarrowWeight] | None:
+    """The kernels for a weight, and the weight as they read it.
+
+    None: its device, its layout or the type of the rows has none.
+    """
     if dtype != torch.bfloat16 or not can_run_on(weight.data.device) or not suits(weight):
         return None
-    return _compiled(NarrowLayout.of(weight), kept)
+    weight = weight.by_lanes()
+    kernels = _compiled(NarrowLayout.of(weight), kept)
+    return None if kernels is None else (kernels, weight)
 
 
 @lru_cache
@@ -189,28 +214,29 @@ def _compiled(layout: NarrowLayout, kept: Path | None) -> NarrowRows | None:
 
 
 def _is_by_groups(weight: NarrowWeight) -> bool:
-    """Whether scales are applied before the sum; integers have offsets, too."""
-    return weight.offsets is not None or weight.scales.shape[1] > 1
+    """Whether scales are applied before the sum; integers have zero points, too."""
+    return not weight.is_float or weight.scales.shape[1] > 1
 
 
 def _row_launch(layout: NarrowLayout, name: str, num_columns: int) -> tuple[int, int]:
     """Shared memory of a block for one row, and how many blocks a multiprocessor has."""
     needed = _row_bytes(layout, name, num_columns) + _RESERVED_BYTES
+    if name == "linear":
+        needed = max(needed, _LINEAR_BYTES[layout.stored])
     at_once = min(_ROW_BLOCKS[name], _SHARED_BYTES // needed)
-    # The next kernel's copies would come before this one's: leave it no place. Integers, which take
-    # longer to compute than to read, are no quicker for it.
-    if name == "linear" and layout.groups == 0:
-        needed = max(needed, _FILLED_BYTES // at_once)
     return needed - _RESERVED_BYTES, at_once
 
 
 def _row_bytes(layout: NarrowLayout, name: str, num_columns: int) -> int:
-    """Shared memory of a block for one row: the source's `Shared`, and x."""
+    """Shared memory of a block for one row: the source's `Shared`, x, and sums of its units."""
     parts = 2 if name == "gated" else 1
-    num_scales = 2 * max(1, layout.groups)  # and offsets, of a step of an output
-    ring = _STEPS[parts] * parts * WARPS * OUTPUTS * (_STEP + 4 * num_scales)
-    sums = 2 * WARPS * parts * OUTPUTS * 4 + WARPS * 4
-    return ring + sums + _MOST_TILES * _ENDING_BYTES + num_columns * 2
+    has_zeros = layout.groups and layout.stored != _FLOAT8
+    num_scales = max(1, layout.groups) * (2 if has_zeros and not layout.is_paired else 1)
+    steps = _GATED_STEPS if name == "gated" else _LINEAR_STEPS[layout.stored]
+    ring = steps * parts * WARPS * OUTPUTS * (_STEP + 4 * num_scales)
+    sums = 2 * WARPS * parts * OUTPUTS * 4 + WARPS * (4 + 8)
+    units = num_columns // _COLUMNS[layout.stored] * (_WORDS // layout.words) if has_zeros else 0
+    return ring + sums + _MOST_TILES * _ENDING_BYTES + num_columns * 2 + units * 4
 
 
 def _address(tensor: Tensor | None) -> int | None:

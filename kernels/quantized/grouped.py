@@ -60,18 +60,8 @@ class GroupedWeight:
         return values.view(self.shape).to(dtype)
 
     def zeros(self) -> Tensor | None:
-        """Zero points [N, K / group] uint8, by bits in ZERO_UNITS; None if offsets are no such.
-
-        Those of 8 bits are all MIDDLE, those of 4 bits below 16 steps.
-        """
-        units = ZERO_UNITS[self.bits]
-        if self.bits == 8:
-            zeros = torch.full_like(self.scales, MIDDLE)
-        else:
-            zeros = (self.offsets / self.scales).mul_(-units).round_().nan_to_num_(0)
-            zeros.clamp_(0, (2**self.bits - 1) * units)
-        is_same = torch.equal(offsets_of(zeros, self.scales, self.bits), self.offsets)
-        return zeros.to(torch.uint8) if is_same else None
+        """Zero points [N, K / group], as `zero_points` says."""
+        return zero_points(self.scales, self.offsets, self.bits)
 
     def regrouped(self, bits: int, group: int) -> "GroupedWeight":
         """The same values with more bits or in smaller groups. Raises ValueError for fewer."""
@@ -128,3 +118,17 @@ class GroupedWeight:
 def offsets_of(zeros: Tensor, scales: Tensor, bits: int) -> Tensor:
     """Offsets for zero points in ZERO_UNITS."""
     return zeros.mul(-1 / ZERO_UNITS[bits]).mul_(scales)
+
+
+def zero_points(scales: Tensor, offsets: Tensor, bits: int) -> Tensor | None:
+    """Zero points uint8, by bits in ZERO_UNITS; None if offsets are no such.
+
+    Those of 8 bits are all MIDDLE, those of 4 bits below 16 steps.
+    """
+    units = ZERO_UNITS[bits]
+    if bits == 8:
+        zeros = torch.full_like(scales, MIDDLE)
+    else:
+        zeros = (offsets / scales).mul_(-units).round_().nan_to_num_(0)
+        zeros.clamp_(0, (2**bits - 1) * units)
+    return zeros.to(torch.uint8) if torch.equal(offsets_of(zeros, scales, bits), offsets) else None

@@ -31,6 +31,8 @@ def linear(
     (m, k), (n, num_inputs) = x.shape, weight.shape
     if not 1 <= m <= MAX_ROWS or k != num_inputs:
         raise ValueError(f"x must be [1..{MAX_ROWS}, {num_inputs}], it is {list(x.shape)}")
+    if weight.is_by_lanes:
+        raise ValueError("weight: its integers are in the order of lanes")
     if x.stride(1) != 1 or not weight.data.is_contiguous():
         raise ValueError("rows of x and of the weight must be contiguous")
     if bias is not None and bias.shape != (n,):
@@ -43,7 +45,7 @@ def linear(
     _linear_kernel[(triton.cdiv(n, BLOCK_N),)](
         x, weight.data, weight.scales, weight.offsets, bias, residual, out, m, x.stride(0),
         N=n, K=k, GROUPS=weight.scales.shape[1], BITS=weight.bits,
-        IS_FLOAT=weight.offsets is None, HAS_BIAS=bias is not None,
+        IS_FLOAT=weight.is_float, HAS_BIAS=bias is not None,
         HAS_RESIDUAL=residual is not None, BLOCK_M=max(8, triton.next_power_of_2(m)),
         BLOCK_N=BLOCK_N, BLOCK_K=block_k, SLICES=SLICES, num_warps=SLICES,
     )  # fmt: skip
@@ -58,7 +60,8 @@ def dequantized(weight: NarrowWeight, dtype: torch.dtype) -> torch.Tensor:
     _dequantize_kernel[grid](
         weight.data, weight.scales, weight.offsets, out,
         N=n, K=k, GROUP=weight.group, GROUPS=weight.scales.shape[1], BITS=weight.bits,
-        IS_FLOAT=weight.offsets is None, ROWS=BLOCK_ROWS, BLOCK=BLOCK_COLUMNS,
+        IS_FLOAT=weight.is_float, IS_BY_LANES=weight.is_by_lanes, IS_PAIRED=weight.is_paired,
+        ROWS=BLOCK_ROWS, BLOCK=BLOCK_COLUMNS,
     )  # fmt: skip
     return out
 
@@ -158,6 +161,8 @@ def _dequantize_kernel(
     GROUPS: tl.constexpr,
     BITS: tl.constexpr,
     IS_FLOAT: tl.constexpr,
+    IS_BY_LANES: tl.constexpr,
+    IS_PAIRED: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
@@ -165,15 +170,31 @@ def _dequantize_kernel(
     n = (tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS))[:, None]
     k = (tl.program_id(1) * BLOCK + tl.arange(0, BLOCK))[None, :]
     inside = (n < N) & (k < K)
-    group, at = k // GROUP, k % GROUP
-    if BITS == 4:
+    group = k // GROUP
+    if IS_BY_LANES:
+        IN_WORD: tl.constexpr = 32 // BITS
+        quarter, lane, at = k // (4 * IN_WORD) % 4, k // IN_WORD % 4, k % IN_WORD
+        first = k // (16 * IN_WORD) * 64 + lane * 16 + quarter * 4
+        in_word = at // (IN_WORD // 2) + at % 2 * 2
+        is_high = at // 2 % 2 == 1
+        byte = tl.load(data_ptr + n * (K * BITS // 8) + first + in_word, mask=inside, other=0)
+    elif BITS == 4:
         HALF: tl.constexpr = GROUP // 2
+        at = k % GROUP
+        is_high = at >= HALF
         byte = tl.load(data_ptr + n * (K // 2) + group * HALF + at % HALF, mask=inside, other=0)
-        byte = tl.where(at < HALF, byte & 0xF, byte >> 4)
     else:
         byte = tl.load(data_ptr + n * K + k, mask=inside, other=0)
+    if BITS == 4:
+        byte = tl.where(is_high, byte >> 4, byte & 0xF)
     value = _widened(byte, IS_FLOAT)
-    value *= tl.load(scale_ptr + n * GROUPS + group, mask=inside, other=0.0)
-    if not IS_FLOAT:
-        value += tl.load(offset_ptr + n * GROUPS + group, mask=inside, other=0.0)
+    if IS_PAIRED:
+        pair_ptr = scale_ptr + (n * GROUPS + group) * 2
+        scale = tl.load(pair_ptr, mask=inside, other=0.0).to(tl.float32)
+        zero = tl.load(pair_ptr + 1, mask=inside, other=0.0).to(tl.float32)
+        value = value * scale - zero * scale
+    else:
+        value *= tl.load(scale_ptr + n * GROUPS + group, mask=inside, other=0.0)
+        if not IS_FLOAT:
+            value += tl.load(offset_ptr + n * GROUPS + group, mask=inside, other=0.0)
     tl.store(out_ptr + n * K + k, value.to(out_ptr.dtype.element_ty), mask=inside)

@@ -1,5 +1,7 @@
 """Weights in 4 and 8 bits on a GPU: the fused kernels of few rows, and products in 8 bits."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch.nn import functional as F
@@ -7,6 +9,7 @@ from torch.nn import functional as F
 from kernels import fp8, reference
 from kernels.cluster import narrow_rows
 from kernels.quantized import rounded_rows, rounding
+from kernels.quantized.grouped import GroupedWeight
 from kernels.quantized.linear import dequantized
 from kernels.quantized.narrow import NarrowWeight
 from kernels.quantized.scaled import FLOAT8, ScaledWeight
@@ -16,15 +19,34 @@ from worker_svc.models.stored.narrow_gemms import NarrowLinear, NormedNarrowLine
 
 CUDA = torch.device("cuda")
 EPS = 1e-6
+
+
+def with_offsets(weight: GroupedWeight) -> GroupedWeight:
+    """With offsets that are no multiples of scales, as GGUF files have them."""
+    return replace(weight, offsets=weight.offsets * 1.01)
+
+
 KINDS = {
     "float8": lambda w: ScaledWeight.rounded(w),
     "float8 by blocks": lambda w: ScaledWeight.rounded(w).regrouped(128),
     "int4 by 32": lambda w: rounding.quantized(w, 4, 32),
+    "int4 by 64": lambda w: rounding.quantized(w, 4, 64),
     "int4 by 128": lambda w: rounding.quantized(w, 4, 128),
+    "int4 by 32, with offsets": lambda w: with_offsets(rounding.quantized(w, 4, 32)),
+    "int4 by 128, with offsets": lambda w: with_offsets(rounding.quantized(w, 4, 128)),
     "int8 by 32": lambda w: rounding.quantized(w, 8, 32),
+    "int8 by 128": lambda w: rounding.quantized(w, 8, 128),
+    "int8 by 16, with offsets": lambda w: with_offsets(rounding.quantized(w, 8, 16)),
 }
 SHAPES = ((32, 128), (96, 384), (6144, 4096), (4096, 12_288))
 ROWS = (1, 2, 7, 8, 9, 16, 17, 31, 32)
+
+
+def prepared(weight: NarrowWeight):
+    """(its kernels, the weight as they read it)."""
+    found = narrow_rows.kernels_for(weight, torch.bfloat16)
+    assert found is not None
+    return found
 
 
 def make(kind: str, shape: tuple[int, int], num_rows: int):
@@ -52,8 +74,7 @@ def assert_near(found: torch.Tensor, expected: torch.Tensor, bound: float = 8e-3
 @pytest.mark.parametrize(("kind", "shape", "rows"), pairwise(tuple(KINDS), SHAPES, ROWS))
 def test_few_rows_are_multiplied_by_what_is_stored(kind, shape, rows) -> None:
     weight, wide, x, norm, bias, residual = make(kind, shape, rows)
-    kernels = narrow_rows.kernels_for(weight, torch.bfloat16)
-    assert kernels is not None
+    kernels, weight = prepared(weight)
     plain = x.float() @ wide.t()
     assert_near(kernels.linear(x, weight), plain)
     assert_near(kernels.linear(x, weight, bias, residual), plain + bias + residual.float())
@@ -65,12 +86,20 @@ def test_few_rows_are_multiplied_by_what_is_stored(kind, shape, rows) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_order_of_lanes_keeps_the_numbers(kind) -> None:
+    weight, wide, *_ = make(kind, (96, 384), 1)
+    _, prepared_weight = prepared(weight)
+    assert prepared_weight.is_paired is (kind.startswith("int") and "offsets" not in kind)
+    assert torch.equal(dequantized(prepared_weight, torch.bfloat16).float(), wide)
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_row_is_the_same_alone_and_among_others(kind, shape) -> None:
     weight, _, x, norm, bias, residual = make(kind, shape, 8)
-    kernels = narrow_rows.kernels_for(weight, torch.bfloat16)
-    assert kernels is not None
+    kernels, weight = prepared(weight)
 
     def results(first: int, last: int) -> list[torch.Tensor]:
         rows = x[first:last]
@@ -89,8 +118,7 @@ def test_a_row_is_the_same_alone_and_among_others(kind, shape) -> None:
 @pytest.mark.gpu
 def test_a_row_that_is_not_finite_spoils_no_other() -> None:
     weight, wide, x, norm, *_ = make("int4 by 32", (96, 384), 5)
-    kernels = narrow_rows.kernels_for(weight, torch.bfloat16)
-    assert kernels is not None
+    kernels, weight = prepared(weight)
     x[2, 7] = float("nan")
     found = kernels.linear(x, weight, norm=norm, eps=EPS)
     assert found[2].isnan().all()

@@ -21,8 +21,10 @@ def weight(bits: int, group: int, shape: tuple[int, int] = (32, 256)) -> NarrowW
     return found
 
 
-@pytest.mark.parametrize(("bits", "group"), [(0, 256), (0, 128), (4, 32), (4, 128), (8, 16)])
-def test_groups_of_16_bytes_and_more_suit(bits: int, group: int) -> None:
+@pytest.mark.parametrize(
+    ("bits", "group"), [(0, 256), (0, 128), (0, 64), (4, 32), (4, 128), (8, 16)]
+)
+def test_groups_of_a_word_of_all_lanes_and_more_suit(bits: int, group: int) -> None:
     assert narrow_rows.suits(weight(bits, group), gated=True)
 
 
@@ -31,6 +33,7 @@ def test_other_sizes_do_not() -> None:
     assert narrow_rows.suits(weight(4, 32, (48, 256)))
     assert not narrow_rows.suits(weight(4, 32, (48, 256)), gated=True)  # halves of 24
     assert not narrow_rows.suits(weight(4, 32, (32, 64)))  # 32 bytes a row
+    assert not narrow_rows.suits(weight(0, 32))  # floats lie in their order, a group in two lanes
     assert narrow_rows.kernels_for(weight(4, 32), torch.bfloat16) is None  # not on a GPU
 
 
@@ -78,7 +81,7 @@ def test_arguments_are_those_of_the_sources(
     assert body is not None
     lines = [line.split("//")[0] for line in body[1].splitlines()]
     declared = " ".join(lines).replace("*", " ").split(";")
-    words = {"const", "u16", "unsigned", "char", "float", "int", "i64", "Float8Cache"}
+    words = {"const", "u16", "u32", "unsigned", "char", "float", "int", "i64", "Float8Cache"}
     names = [
         name.strip()
         for part in declared

@@ -1,5 +1,7 @@
 """Products with weights in 4 and 8 bits, against the numbers that these stand for."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -50,6 +52,54 @@ def test_the_narrow_layout_keeps_the_numbers(layout, device):
     torch.testing.assert_close(found, expected, **near)
     if layout.startswith("int4") and "bytes" not in layout:
         assert narrow.data.nbytes * 2 == weight.integers.nbytes
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_the_order_of_lanes_is_that_of_their_words(bits):
+    """Column by column, as the kernels in CUDA C read them."""
+    integers = torch.arange(128 * 3, dtype=torch.int32).view(3, 128) % (1 << bits)
+    scales = torch.ones(3, 4)
+    weight = GroupedWeight(integers.to(torch.uint8), scales, -8 * scales, bits)
+    data = NarrowWeight.of(weight).by_lanes().data.tolist()
+    in_word = 32 // bits
+    for row in range(3):
+        for column in range(128):
+            segment, in_segment = divmod(column, 16 * in_word)
+            quarter, in_quarter = divmod(in_segment, 4 * in_word)
+            lane, at = divmod(in_quarter, in_word)
+            word = data[row][segment * 64 + lane * 16 + quarter * 4 :][:4]
+            pair, upper = divmod(at, 2)  # two columns are 16 bits apart, pairs 8 or 4
+            bit = pair * bits + 16 * upper
+            found = int.from_bytes(bytes(word), "little") >> bit & ((1 << bits) - 1)
+            assert found == integers[row, column]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("is_exact", [True, False])
+def test_by_lanes_the_numbers_are_the_same(layout, is_exact, device):
+    weight = drawn(layout, 20, 384)
+    if isinstance(weight, GroupedWeight):
+        scales = weight.scales.half().float()
+        offsets = -scales * 2 ** (weight.bits - 1) * (1.0 if is_exact else 1.01)
+        weight = replace(weight, scales=scales, offsets=offsets)
+    plain = NarrowWeight.of(weight.to(device))
+    by_lanes = plain.by_lanes()
+    assert by_lanes.is_float is plain.is_float and by_lanes.shape == plain.shape
+    if isinstance(weight, GroupedWeight):
+        has_steps = weight.bits == plain.bits  # zero points of 4 bits stored as 8 are no MIDDLE
+        assert by_lanes.is_paired is (is_exact and has_steps)
+        assert by_lanes.nbytes == plain.nbytes - by_lanes.is_paired * plain.offsets.nbytes
+    expected = dequantized(plain, torch.float32)
+    torch.testing.assert_close(dequantized(by_lanes, torch.float32), expected, rtol=0.0, atol=0.0)
+
+
+def test_bytes_that_are_no_segments_have_no_order_of_lanes(device):
+    narrow = NarrowWeight.of(drawn("int4 by 32", 20, 96).to(device))
+    with pytest.raises(ValueError, match="48 bytes of an output are no segments"):
+        narrow.by_lanes()
+    by_lanes = NarrowWeight.of(drawn("int4 by 32", 20, 384).to(device)).by_lanes()
+    with pytest.raises(ValueError, match="its integers are in the order of lanes"):
+        linear(torch.randn(2, 384, device=device), by_lanes)
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,8 @@ class NarrowLinear:
         unit = None
         if dtype == torch.bfloat16 and _multiplies_in_8_bits(weight):
             unit = torch.ones((), device=weight.data.device)
-        rows = narrow_rows.kernels_for(weight, dtype, kernel_cache() / "cluster")
+        fused = narrow_rows.kernels_for(weight, dtype, kernel_cache() / "cluster")
+        rows, weight = fused or (None, weight)
         return cls(weight, bias, rows, unit)
 
     def __call__(self, x: Tensor) -> Tensor:
