@@ -11,6 +11,7 @@
 #ifndef GEMM_H
 #define GEMM_H
 
+#include <omp.h>
 #include <stdbool.h>
 #include <stddef.h>
 
@@ -47,6 +48,8 @@ enum {
 
 typedef struct { long index, size; } team;
 typedef struct { long begin, end; } range;
+
+static inline team this_thread(void) { return (team){omp_get_thread_num(), omp_get_num_threads()}; }
 
 INLINED range share_of(long count, team me) {
     return (range){count * me.index / me.size, count * (me.index + 1) / me.size};

@@ -1,21 +1,16 @@
-/* Decoder operations on CPU, called from Python; library.py declares the same structs.
+/* Decoder operations on CPU, called from Python; library.py declares the same structs. Attention is
+ * in attention.c.
  *
- * Flags of the build define the storage type (BFLOAT16, FLOAT16, else float32), that of the KV
- * cache (KV_E4M3, KV_E5M2, else the storage type) and the instruction set; PLAIN disables
- * intrinsics. Sums are float32 and rounded once, when stored. Functions named *_part are one
+ * Flags of the build define the storage type (BFLOAT16, FLOAT16, else float32) and the instruction
+ * set; PLAIN disables intrinsics. Sums are float32 and rounded once, when stored. Functions named *_part are one
  * thread's share of an operation; a parallel region calls several of them with barriers in between.
  * Nothing here allocates memory or needs more alignment than an element, all sizes are allowed, and
  * NaN propagates to the output row.
  */
-#include <omp.h>
-
-#include "attention.h"
 #include "linear.h"
 #include "norm.h"
 
 enum { WORTH_THREADS = 32768 }; /* elements */
-
-static inline team this_thread(void) { return (team){omp_get_thread_num(), omp_get_num_threads()}; }
 
 long lanes(void) { return LANES; }
 
@@ -70,20 +65,6 @@ void silu_and_mul(const scalar *x, scalar *out, long rows, long size, int thread
     prepared none = {0};
 #pragma omp parallel num_threads(threads) if (rows * size > WORTH_THREADS)
     silu_and_mul_part(x, out, &none, rows, size, this_thread());
-}
-
-void attend(const attention *a, const scalar *qkv, const scalar *qk_norm, cached *rows,
-            const float *scales, const float *offsets, scalar *out, int threads) {
-    const layer_cache layer = {rows, scales, offsets}, *cache = &layer;
-#pragma omp parallel num_threads(threads)
-    {
-        team me = this_thread();
-        write_part(a, qkv, qk_norm, cache, out, me);
-        /* A sequence may read a block that another sequence fills in the same step. */
-#pragma omp barrier
-        attend_singles_part(a, qkv, qk_norm, cache, out, me);
-        attend_prompts_part(a, qkv, qk_norm, cache, out, me);
-    }
 }
 
 /* Weights from one layer's attention to the next layer's: output projection, MLP, next QKV. */

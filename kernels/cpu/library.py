@@ -1,7 +1,7 @@
-"""Python interface of layer.c: typed calls with tensors.
+"""Python interface of layer.c and attention.c: typed calls with tensors.
 
 Each operation is defined by the function of the same name in `kernels/reference.py`; names that end
-in an underscore overwrite an input. The structs repeat those of the C source field by field.
+in an underscore overwrite an input. The structs repeat those of the C sources field by field.
 """
 
 import ctypes
@@ -21,6 +21,7 @@ from kernels.cpu.isa import ISA
 from kernels.quantized.grouped import GroupedWeight
 
 SOURCE = Path(__file__).with_name("layer.c")
+ATTENTION = Path(__file__).with_name("attention.c")  # the only one that knows the cache's type
 GROUPS = (16, 32, 64, 128)  # inputs that can share a scale
 MAX_HEAD_DIM = 256
 MAX_HEADS_PER_KV_HEAD = 96
@@ -29,7 +30,7 @@ STORED = {
     torch.bfloat16: "-DBFLOAT16",
     torch.float16: "-DFLOAT16",
 }
-# Types of the KV cache other than the library's.
+# Types of the KV cache other than the library's, for ATTENTION alone.
 CACHED = {torch.float8_e4m3fn: "-DKV_E4M3", torch.float8_e5m2: "-DKV_E5M2"}
 
 log = logging.getLogger(__name__)
@@ -145,13 +146,19 @@ class Library:
     """The compiled operations for one dtype. Tensors must be contiguous and of that dtype."""
 
     def __init__(
-        self, path: Path, dtype: torch.dtype, kv_dtype: torch.dtype, isa: ISA, threads: int
+        self,
+        layer: Path,
+        attention: Path,
+        dtype: torch.dtype,
+        kv_dtype: torch.dtype,
+        isa: ISA,
+        threads: int,
     ) -> None:
         self.dtype = dtype
         self.kv_dtype = kv_dtype
         self.isa = isa.name
         self._threads = threads
-        library = ctypes.CDLL(str(path))
+        library = ctypes.CDLL(str(layer))
         pointer = c_void_p
         self._packed_size = _declare(library.packed_size, c_long, c_long, returns=c_long)
         self._pack = _declare(library.pack, pointer, pointer, c_long, c_long, c_int)
@@ -164,7 +171,9 @@ class Library:
             library.add_rms_norm, *[pointer] * 4, c_long, c_long, c_float, c_int
         )
         self._silu_and_mul = _declare(library.silu_and_mul, pointer, pointer, c_long, c_long, c_int)
-        self._attend = _declare(library.attend, POINTER(AttentionArguments), *[pointer] * 6, c_int)
+        self._attend = _declare(
+            ctypes.CDLL(str(attention)).attend, POINTER(AttentionArguments), *[pointer] * 6, c_int
+        )
         self._decoder_block = _declare(
             library.decoder_block, POINTER(BlockArguments), POINTER(StreamArguments), c_int
         )
@@ -347,9 +356,11 @@ def load(
         candidates, problem = (), error
     for one in candidates:
         try:
-            types = [STORED[dtype], *([] if kv_dtype == dtype else [CACHED[kv_dtype]])]
-            path = build.library(SOURCE, [*one.flags, *types], toolchain)
-            return Library(path, dtype, kv_dtype, one, torch.get_num_threads())
+            flags = [*one.flags, STORED[dtype]]
+            layer = build.library(SOURCE, flags, toolchain)
+            flags += [] if kv_dtype == dtype else [CACHED[kv_dtype]]
+            attention = build.library(ATTENTION, flags, toolchain)
+            return Library(layer, attention, dtype, kv_dtype, one, torch.get_num_threads())
         except (build.BuildFailed, OSError) as error:
             problem = problem or error
     log.warning(

@@ -1,10 +1,11 @@
 /* Runs the C kernels on a machine that is only emulated: operands from a file, results to another.
  *
  * The file is: operation, rows, a, b as longs, then the operands one after the other. Linked with
- * layer.c and compiled with its definitions. */
+ * layer.c and attention.c, and compiled with their definitions. */
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "attention.c"
 #include "layer.c"
 
 static void *take(FILE *from, long count, size_t size) {

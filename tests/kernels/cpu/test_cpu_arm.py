@@ -18,7 +18,7 @@ from torch import Tensor
 
 from kernels import reference
 from kernels.cpu import build, isa
-from kernels.cpu.library import SOURCE, STORED
+from kernels.cpu.library import ATTENTION, SOURCE, STORED
 from tests.kernels.cpu.cpu_cases import (
     DTYPES,
     drawn_groups,
@@ -85,8 +85,9 @@ def programs() -> Callable[[str, torch.dtype], Path]:
     def compiled(name: str, dtype: torch.dtype) -> Path:
         (own,) = (one.flags for one in isa.ISAS if one.name == name)
         flags = (*own, STORED[dtype], "-static")
-        # Of all that is compiled: the kernels' source and headers, and the harness.
-        keys = [build._key(source, flags, toolchain) for source in (SOURCE, HARNESS)]
+        # Of all that is compiled: the kernels' sources and headers, and the harness.
+        sources = (SOURCE, ATTENTION, HARNESS)
+        keys = [build._key(source, flags, toolchain) for source in sources]
         path = cache / "-".join(keys)
         if not path.exists():
             made = cache / f".build-{os.getpid()}"
