@@ -1,10 +1,12 @@
 """Settings made before any test module is imported, and the order in which tests run."""
 
 import atexit
+import fcntl
 import gc
 import os
 import signal
 import sys
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
@@ -56,6 +58,30 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """With --fast, what is left out is not even imported."""
     return True if config.getoption("--fast") and order.is_slow(collection_path) else None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
+    """In a new checkout one process collects before the others do.
+
+    The first import of a module compiles it. All processes import the same modules at the same
+    time, and would compile each of them.
+    """
+    config, cache = session.config, getattr(session.config, "cache", None)
+    if cache is None or "PYTEST_XDIST_WORKER" not in os.environ:
+        return (yield)
+    key = f"collected/{'fast' if config.getoption('--fast') else 'all'}"
+    # Of what, and with which environment: the file is new in a new one.
+    what = [*config.args, os.stat(pytest.__file__).st_ctime_ns]
+    if cache.get(key, None) == what:
+        return (yield)
+    with (cache.mkdir("collecting") / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if cache.get(key, None) != what:
+            outcome = yield
+            cache.set(key, what)
+            return outcome
+    return (yield)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
