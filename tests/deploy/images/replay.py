@@ -68,24 +68,44 @@ def _is_ignored(name: str, lines: Sequence[str]) -> bool:
 
 @dataclass(slots=True)
 class Replay:
-    """The stages of one Dockerfile in `folder`, each made when it is asked for."""
+    """The stages of one Dockerfile in `folder`, each made when it is asked for.
+
+    `cache` has what stages of all files wrote that begin alike, as a builder's has.
+    """
 
     stages: dict[str, Stage]
     folder: Path
+    cache: dict[str, Path] = field(default_factory=dict)
     made: dict[str, Path] = field(default_factory=dict)
 
     def stage(self, name: str) -> Path:
-        """The folder with all that this stage wrote."""
+        """The folder with all that this stage wrote; it is only read."""
         if name not in self.made:
             stage = self.stages[name]
-            written = self.folder / name
-            if stage.base in self.stages:
-                subprocess.run(["cp", "-al", self.stage(stage.base), written], check=True)
-            else:
-                written.mkdir(parents=True)
-            self.made[name] = written
-            _Steps(self, stage, written).follow()
+            # What a stage takes from another one is not in its text.
+            is_whole = not any("from" in step.flags for step in stage.instructions)
+            is_whole = is_whole and stage.base not in self.stages
+            key = repr(stage) if is_whole else str(self.folder / name)
+            if key not in self.cache:
+                self.cache[key] = self._make(name, stage)
+            self.made[name] = self.cache[key]
         return self.made[name]
+
+    def _make(self, name: str, stage: Stage) -> Path:
+        written = self.folder / name
+        if stage.base in self.stages:
+            subprocess.run(["cp", "-al", self.stage(stage.base), written], check=True)
+        else:
+            written.mkdir(parents=True)
+        _Steps(self, stage, written).follow()
+        return written
+
+    def shell(self, name: str) -> list[str]:
+        """What runs the steps of a stage."""
+        stage = self.stages[name]
+        if own := stage.all_of("SHELL"):
+            return own[-1].words
+        return self.shell(stage.base) if stage.base in self.stages else ["/bin/sh", "-c"]
 
     def inherited(self, name: str) -> dict[str, str]:
         """Variables of a stage and of those it builds upon."""
@@ -123,7 +143,7 @@ class _Steps:
         *sources, target = step.words
         for name in context():
             if "." in sources or name in sources:
-                copy = self._inside(target) / name
+                copy = self._inside(target) / (name if "." in sources else Path(name).name)
                 copy.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy(ROOT / name, copy)
 
@@ -143,8 +163,7 @@ class _Steps:
         for folder in (work, root):
             folder.mkdir(exist_ok=True)
         layers = f"lowerdir=/,upperdir={self._written},workdir={work}"
-        shells = self._replay.stages["build"].all_of("SHELL")
-        command = [*(shells[-1].words if shells else ("/bin/sh", "-c")), step.text]
+        command = [*self._replay.shell(self._stage.name), step.text]
         pip = {name: text for name, text in os.environ.items() if name.startswith("PIP_")}
         variables = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/root"}
         variables |= pip | self._replay.inherited(self._stage.name)

@@ -74,6 +74,12 @@ def test_the_list_of_contents_is_a_build_target_of_its_own(name: str) -> None:
     assert list(stages)[-1] == name  # what a build without --target gives
 
 
+def test_a_builder_makes_one_wheel_for_all_images() -> None:
+    first, *others = (read(name)["wheel"] for name in NAMES)
+    assert all(other == first for other in others)
+    assert not any("from" in step.flags for step in first.instructions)
+
+
 @pytest.mark.parametrize("name", ["gateway", "scheduler"])
 def test_images_without_torch_begin_from_nothing(name: str) -> None:
     stage = final(name)

@@ -112,7 +112,8 @@ class Host:
 @pytest.fixture(scope="module")
 def replays(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Replay]:
     folder = tmp_path_factory.mktemp("images")
-    return {name: Replay(read(name), folder / name) for name in IMAGES}
+    cache: dict[str, Path] = {}
+    return {name: Replay(read(name), folder / name, cache) for name in IMAGES}
 
 
 @pytest.fixture(scope="module")
