@@ -58,22 +58,20 @@ SLOW_FILES = (
 )  # fmt: skip
 
 
-def folder_of(item: pytest.Item) -> str:
-    """The nearest folder with a rank."""
-    path = item.path.parent.relative_to(TESTS)
-    return next(str(p) for p in (path, *path.parents) if str(p) in RANKS)
-
-
 def rank(item: pytest.Item) -> tuple[int, int]:
     """What is sorted by: the folder's rank; in it long files first and slow tests last."""
-    path = item.path.relative_to(TESTS)
-    if str(path.parent) in NETWORK:
+    folder, place = rank_of_file(item.path)
+    return folder, 2 if place == 1 and "slow" in item.keywords else place
+
+
+@cache
+def rank_of_file(path: Path) -> tuple[int, int]:
+    """The rank of the nearest folder that has one, and the place of the file's quick tests."""
+    name = path.relative_to(TESTS)
+    if str(name.parent) in NETWORK:
         return RANKS["kernels"], 0
-    if str(path) in LONG:
-        place = 0
-    else:
-        place = 3 if str(path) in APART else 2 if "slow" in item.keywords else 1
-    return RANKS[folder_of(item)], place
+    folder = next(str(p) for p in name.parents if str(p) in RANKS)
+    return RANKS[folder], 0 if str(name) in LONG else 3 if str(name) in APART else 1
 
 
 def group_of(path: Path, nodeid: str) -> str:
