@@ -38,7 +38,7 @@ protoc    = export PATH="$(CURDIR)/.venv-proto/bin:$$PATH"; \
             python -m grpc_tools.protoc -I protos --grpc_python_out=$(1) --mypy_grpc_out=$(1) $(SERVICES)
 
 # Tests of one file, and all that share a product, run in one process; the order stays that of cost.
-SHARED = -n auto --maxprocesses 4 --dist loadscope --no-loadscope-reorder
+SHARED = -n auto --maxprocesses 5 --dist loadscope --no-loadscope-reorder
 
 .PHONY: help install serve test test-fast test-deploy test-clients axe lint format proto proto-check bench clean
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 # In seconds and MiB; a grammar within them is read a second time by the worker's own threads, on a
 # stack sixteen times as large (`worker_svc/sampling/matcher_threads.py`).
 CPU_S = 5
-WALL_S = 30
+WALL_S = 300  # on a machine that has other things to do, 5 s of CPU may take minutes
 MEMORY_MIB = 512
 STACK_MIB = 4
 NICENESS = 10  # what answers requests comes first
