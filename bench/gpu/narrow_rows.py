@@ -40,44 +40,56 @@ ROUNDED: dict[str, Callable[[Tensor], NarrowWeight | None]] = {
 
 
 @dataclass(frozen=True, slots=True)
+class Weights:
+    """A product's weights of all layers, and their kernels."""
+
+    kernels: NarrowRows
+    by_layer: Sequence[NarrowWeight]
+
+    @classmethod
+    def of(cls, size: tuple[int, int], kind: str) -> "Weights":
+        """Random ones [N, K]. Raises RuntimeError if they have no kernel."""
+        weights = []
+        for _ in range(NUM_LAYERS):
+            narrow = ROUNDED[kind](torch.randn(size, device="cuda") * 0.02)
+            found = None if narrow is None else narrow_rows.kernels_for(narrow, torch.bfloat16)
+            if found is None:
+                raise RuntimeError(f"no kernel for {kind} and {list(size)} on this device")
+            kernels, weight = found
+            weights.append(weight)
+        return cls(kernels, weights)
+
+
+@dataclass(frozen=True, slots=True)
 class Product:
     """A product of a layer, as a step has it."""
 
-    kernels: NarrowRows
-    weights: Sequence[NarrowWeight]  # by layer
+    weights: Weights
     x: Tensor
     residual: Tensor | None
     norm: Tensor | None
     gated: bool
 
     @classmethod
-    def of(cls, name: str, size: tuple[int, int], kind: str, rows: int) -> "Product":
-        """One with random numbers. Raises RuntimeError if it has no kernel."""
-        n, k = size
+    def of(cls, name: str, weights: Weights, rows: int) -> "Product":
+        """One with random rows."""
+        n, k = weights.by_layer[0].shape
         device, dtype = torch.device("cuda"), torch.bfloat16
-        weights = []
-        for _ in range(NUM_LAYERS):
-            narrow = ROUNDED[kind](torch.randn(size, device=device) * 0.02)
-            found = None if narrow is None else narrow_rows.kernels_for(narrow, dtype)
-            if found is None:
-                raise RuntimeError(f"no kernel for {kind} and {list(size)} on this device")
-            kernels, weight = found
-            weights.append(weight)
         x = torch.randn((rows, k), device=device, dtype=dtype)
         adds = name in ("o", "down")
         residual = torch.randn((rows, n), device=device, dtype=dtype) if adds else None
         norm = None if adds else torch.rand(k, device=device, dtype=dtype) + 0.5
-        return cls(kernels, weights, x, residual, norm, name == "gate_up")
+        return cls(weights, x, residual, norm, name == "gate_up")
 
     @property
     def nbytes(self) -> int:
         """Of one layer's weight."""
-        return self.weights[0].nbytes
+        return self.weights.by_layer[0].nbytes
 
     def run(self, layer: int) -> None:
         """The product of a layer."""
-        self.kernels.linear(
-            self.x, self.weights[layer], residual=self.residual, norm=self.norm, eps=EPS,
+        self.weights.kernels.linear(
+            self.x, self.weights.by_layer[layer], residual=self.residual, norm=self.norm, eps=EPS,
             gated=self.gated,
         )  # fmt: skip
 
@@ -116,8 +128,9 @@ def main(arguments: Sequence[str]) -> None:
     told = Results(options.json, ["python", "-m", "bench.gpu.narrow_rows", *arguments])
     sizes = {name: (kind.n, kind.k) for name, kind in kinds(SHAPES[options.shape], 1).items()}
     for kind in options.kinds:
+        weights = {name: Weights.of(size, kind) for name, size in sizes.items()}
         for rows in options.rows:
-            products = {n: Product.of(n, size, kind, rows) for n, size in sizes.items()}
+            products = {name: Product.of(name, each, rows) for name, each in weights.items()}
             times = {name: layer_us([product]) for name, product in products.items()}
             times["all"] = layer_us(list(products.values()))
             nbytes = sum(product.nbytes for product in products.values())

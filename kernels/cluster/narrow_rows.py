@@ -27,7 +27,7 @@ from kernels.cluster.program import (
     can_run_on,
     num_processors,
 )
-from kernels.quantized.narrow import SEGMENT, NarrowWeight
+from kernels.quantized.narrow import SEGMENT, WORDS, NarrowWeight
 
 ROWS_SOURCE = Path(__file__).with_name("narrow_rows.cu")
 ROW_SOURCE = Path(__file__).with_name("narrow_row.cu")
@@ -36,8 +36,6 @@ MAX_ROWS = 32
 OUTPUTS = 16  # of a tile
 WARPS = 8
 _FLOAT8, _INT4, _INT8 = 0, 1, 2
-_WORDS = 4  # of a segment that a lane takes
-_COLUMNS = {_FLOAT8: SEGMENT, _INT4: 2 * SEGMENT, _INT8: SEGMENT}  # of a segment
 _TILES = (1, 2, 4)  # of 8 rows each
 _MOST_COLUMNS = 16_384  # of one row's kernel; with a norm, half of them
 _ENDING_BYTES = 320  # of its tile
@@ -89,7 +87,7 @@ def suits(weight: NarrowWeight, gated: bool = False) -> bool:
         return True
     is_power = weight.group & (weight.group - 1) == 0
     # Words of integers are a group's in all lanes; floats lie in their order.
-    least = SEGMENT if weight.is_float else SEGMENT // _WORDS
+    least = SEGMENT if weight.is_float else SEGMENT // WORDS
     return is_power and weight.group * weight.bits // 8 >= least
 
 
@@ -118,7 +116,7 @@ class NarrowLayout:
     @property
     def words(self) -> int:
         """Of a lane's in a segment, that have one scale."""
-        return min(_WORDS, 2 * _WORDS // self.groups) if self.groups else 0
+        return min(WORDS, 2 * WORDS // self.groups) if self.groups else 0
 
 
 class NarrowRows:
@@ -235,7 +233,8 @@ def _row_bytes(layout: NarrowLayout, name: str, num_columns: int) -> int:
     steps = _GATED_STEPS if name == "gated" else _LINEAR_STEPS[layout.stored]
     ring = steps * parts * WARPS * OUTPUTS * (_STEP + 4 * num_scales)
     sums = 2 * WARPS * parts * OUTPUTS * 4 + WARPS * (4 + 8)
-    units = num_columns // _COLUMNS[layout.stored] * (_WORDS // layout.words) if has_zeros else 0
+    of_segment = SEGMENT * (2 if layout.stored == _INT4 else 1)  # columns
+    units = num_columns // of_segment * (WORDS // layout.words) if has_zeros else 0
     return ring + sums + _MOST_TILES * _ENDING_BYTES + num_columns * 2 + units * 4
 
 

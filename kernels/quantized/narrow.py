@@ -26,8 +26,9 @@ from kernels.quantized.scaled import ScaledWeight
 
 MAX_GROUP = 128
 MIN_COLUMNS = 16  # of a tile that tensor cores multiply
-_LANES, _WORDS, _WORD_BYTES = 4, 4, 4  # of a segment: lanes, words of a lane, bytes of a word
-SEGMENT = _LANES * _WORDS * _WORD_BYTES
+# Of a segment by lanes: words of a lane, lanes, bytes of a word; and all its bytes.
+WORDS, _LANES, _WORD_BYTES = 4, 4, 4
+SEGMENT = _LANES * WORDS * _WORD_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +117,7 @@ def _in_lanes(integers: Tensor, bits: int) -> Tensor:
     """uint8 [N, K] below 2**bits -> bytes [N, K or K / 2] in the order of lanes."""
     halves = 8 // bits
     # Columns of a word are (byte's last bit, half, byte's first bit).
-    size = (len(integers), -1, _WORDS, _LANES, 2, halves, 2)
+    size = (len(integers), -1, WORDS, _LANES, 2, halves, 2)
     by_lanes = integers.view(size).permute(0, 1, 3, 2, 6, 4, 5)
     low, high = by_lanes[..., 0], by_lanes[..., -1]
     return (low if bits == 8 else low | (high << 4)).flatten(1)
