@@ -52,7 +52,7 @@ _RESERVED_BYTES = 1 << 10  # of each block, by the system
 # attention over an FP8 cache.
 _LINEAR_BYTES = {
     _FLOAT8: (_SHARED_BYTES - (45 << 10)) // 2,
-    **dict.fromkeys((_INT4, _INT8), _SHARED_BYTES // 3 + 1),
+    **dict.fromkeys((_INT4, _INT8), ((_SHARED_BYTES // 3 >> 10) + 1) << 10),
 }
 
 log = logging.getLogger(__name__)
