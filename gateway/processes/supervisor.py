@@ -85,7 +85,8 @@ class Supervisor:
             backoff_s = FIRST_BACKOFF_S if lived_s > SETTLED_S else backoff_s
             log.error("gateway %d ended with code %d after %.1f s: replaced", index, code, lived_s)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._stopping.wait(), backoff_s)
+                async with asyncio.timeout(backoff_s):
+                    await self._stopping.wait()
                 return 0
             backoff_s = min(2 * backoff_s, MAX_BACKOFF_S)
 
@@ -121,7 +122,8 @@ class Supervisor:
         stopping.cancel()
         hanging.cancel()
         try:
-            return await asyncio.wait_for(ending, self._patience_s)
+            async with asyncio.timeout(self._patience_s):
+                return await ending
         except TimeoutError:
             child.kill()
             return await child.wait()

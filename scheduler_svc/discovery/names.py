@@ -63,7 +63,8 @@ class NameWatch:
         """The addresses; none when there is no answer. At most one lookup runs."""
         pending = self._pending = self._pending or self._begin()
         try:
-            found = await asyncio.wait_for(asyncio.shield(pending), LOOKUP_S)
+            async with asyncio.timeout(LOOKUP_S):
+                found = await asyncio.shield(pending)
         except TimeoutError:
             self._tell(f"no answer for {LOOKUP_S:g} s")
             return frozenset()

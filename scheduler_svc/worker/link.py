@@ -239,7 +239,8 @@ class WorkerClient:
         stream = self._stub.Attach()
         try:
             await stream.write(worker_pb2.AttachRequest(hello=hello))
-            first = await asyncio.wait_for(stream.read(), self._attaching.limit_s)
+            async with asyncio.timeout(self._attaching.limit_s):
+                first = await stream.read()
         except (grpc.aio.AioRpcError, TimeoutError, asyncio.InvalidStateError) as error:
             stream.cancel()
             message = f"worker {self.address}: {_reason(error)}"

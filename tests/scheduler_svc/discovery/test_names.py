@@ -1,14 +1,17 @@
 """Worker groups found by name: they come and go under load, and no request notices."""
 
+import asyncio
 import logging
 import socket
-from typing import Any
+from typing import Any, cast
 
 import grpc
 import pytest
 
-from scheduler_svc.discovery.names import resolve
+from scheduler_svc.discovery.members import Members
+from scheduler_svc.discovery.names import NameWatch, resolve
 from simulator.workers.fake_worker import FakeModel
+from tests.pace import patience
 from tests.scheduler_svc.discovery.stage import NUM_TOKENS, Stage, staged, undisturbed
 
 A, B, C = "127.0.0.2", "127.0.0.3", "127.0.0.4"
@@ -152,6 +155,20 @@ async def test_a_lookup_that_hangs_stops_nothing_and_is_not_repeated() -> None:
         await stage.start_worker(B)
         stage.answers.may_answer.set()
         await stage.until(lambda: stage.open_hosts == {A, B})
+
+
+async def test_an_answer_at_the_moment_of_the_end_does_not_keep_it_from_ending() -> None:
+    """A cancellation is easily lost where an answer has just come."""
+    watch = NameWatch("workers.example:1", cast(Members, None), 3600.0)
+    watch._pending = asyncio.get_running_loop().create_future()  # a lookup that runs
+    following = asyncio.create_task(watch.run())
+    await asyncio.sleep(0)
+    watch._pending.set_result(frozenset())
+    await asyncio.sleep(0)  # it has come, and is not followed yet
+    following.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        async with asyncio.timeout(patience(5)):
+            await following
 
 
 async def test_without_an_address_the_scheduler_waits_and_says_so() -> None:
