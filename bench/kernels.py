@@ -20,6 +20,7 @@ from kernels.attention.decode_attention import paged_decode_attention
 from kernels.attention.prefill_attention import paged_attention
 from kernels.attention.rope import norm_rope_write_kv
 from kernels.attention.workspace import decode_workspace
+from kernels.cluster import decode_float8 as decode_float8_cache
 from kernels.gemm.linear import linear, pays
 from kernels.gemm.tiled_linear import arrivals, tiled_linear
 from kernels.norm.rms_norm import add_rms_norm, rms_norm
@@ -33,6 +34,7 @@ HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE = 16, 8, 128, 16
 EPS = 1e-6
 DECODE = [(1, 1000), (2, 576), (8, 576), (8, 1000), (32, 576), (32, 1000), (64, 576), (128, 576)]
 DECODE += [(256, 576), (256, 800), (256, 2000), (1, 32000)]
+FLOAT8 = [(32, 576), (64, 576), (96, 576), (128, 576), (256, 576), (64, 2000), (256, 2000)]
 PREFILL = [(8, 4096, 4096), (1, 8192, 8192), (16, 512, 512), (4, 512, 4096)]
 LINEAR = {  # (N, K) of the weight; gate_up is two halves
     "0.6B": {
@@ -135,6 +137,37 @@ def decode_attention() -> Iterator[KernelTiming]:
         us = time_graph([partial(paged_decode_attention, q, k, v, *rest) for k, v in pairs])
         yield KernelTiming("decode_attention", f"{batch} x {context}", us, num_bytes=num_bytes)
         del pairs
+
+
+def decode_float8() -> Iterator[KernelTiming]:
+    """Over caches in e4m3: each of the kernels that there are for so many rows."""
+    for heads in (16, 32):
+        for batch, context in FLOAT8:
+            yield from _decode_float8(heads, batch, context, torch.full((batch,), context))
+        lengths = torch.linspace(50, 640, 200)[torch.randperm(200)]
+        yield from _decode_float8(heads, 200, 640, lengths)
+
+
+def _decode_float8(heads: int, batch: int, context: int, lengths: Tensor) -> Iterator[KernelTiming]:
+    num_bytes = 2.0 * float(lengths.sum()) * KV_HEADS * HEAD_DIM
+    pairs, tables = caches(batch, context, rotation(num_bytes))
+    # A token's keys and values are neighbours, as in the worker's cache.
+    stored = [torch.stack(pair, 2).to(torch.float8_e4m3fn).unbind(2) for pair in pairs]
+    del pairs
+    lens, q = lengths.int().cuda(), randn(batch, heads, HEAD_DIM)
+    scales = torch.ones((4, KV_HEADS), device="cuda")
+    out, workspace = torch.empty_like(q), decode_workspace(q, KV_HEADS)
+    kernel = decode_float8_cache.kernel_for(q, stored[0][0])
+    rest = (tables, lens, HEAD_DIM**-0.5)
+    kinds: dict[str, list[Callable[[], object]]] = {"triton": [
+        partial(paged_decode_attention, q, k, v, *rest, out, workspace, scales) for k, v in stored
+    ]}  # fmt: skip
+    if kernel is not None:
+        kinds["blocks"] = [partial(kernel.attend, q, k, v, *rest, scales, out) for k, v in stored]
+    mean = float(lengths.float().mean())
+    for name, calls in kinds.items():
+        shape = f"{name}, {heads} heads, {batch} x {mean:.0f}"
+        yield KernelTiming("decode_float8", shape, time_graph(calls), num_bytes=num_bytes)
 
 
 def prefill_attention() -> Iterator[KernelTiming]:
@@ -284,6 +317,7 @@ def sampling_slots(
 
 GROUPS: dict[str, Callable[[], Iterator[KernelTiming]]] = {
     "decode": decode_attention,
+    "decode_float8": decode_float8,
     "prefill": prefill_attention,
     "linear": small_linear,
     "tiled": tiled_layers,

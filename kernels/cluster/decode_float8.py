@@ -2,12 +2,14 @@
 
     q [B, H, 128] bfloat16, a cache as in `float8_cache`  ->  out [B, H, 128]
 
-A context is not shared out among blocks, so few rows leave most of the chip without work: `pays`.
+How contexts are shared out among blocks depends on the lengths of all rows, and with it the order
+in which a row is added.
 """
 
 import ctypes
 import logging
-from functools import lru_cache
+from dataclasses import dataclass
+from functools import cache, lru_cache
 from pathlib import Path
 
 import torch
@@ -25,9 +27,13 @@ from kernels.cluster.program import (
 )
 
 SOURCE = Path(__file__).with_name("decode_float8.cu")
-# Warps of a block, and how many such blocks a multiprocessor holds.
-_RESIDENT = {3: 4, 4: 3}
-_FEWEST_PAIRS = 768  # of a sequence and a KV head
+NEWEST = 64  # tokens of a sequence, at most, that a step of the model writes before it attends
+_FEWEST_PAIRS = 256  # of a sequence and a KV head
+_WARPS = 8  # of a block that attend, at most
+_TILE = 16  # tokens
+_SHARED_BYTES, _MOST_STAGES = 208 << 10, 8
+MOST_UNITS = 2048  # of a sequence and the KV heads of a block
+_PART_BYTES = 32 * 9 * 16  # of what a warp leaves for another
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +42,10 @@ class _Attention(ctypes.Structure):
     _fields_ = (
         ("q", ctypes.c_void_p),
         ("out", ctypes.c_void_p),
+        ("parts", ctypes.c_void_p),
+        ("arrived", ctypes.c_void_p),
         ("q_stride", ctypes.c_int64),
+        ("num_rows", ctypes.c_int),
         ("cache", Float8Cache),
     )
 
@@ -47,22 +56,32 @@ def suits(q: Tensor, k_cache: Tensor) -> bool:
 
 
 def pays(num_rows: int, num_kv_heads: int) -> bool:
-    """Whether so many rows fill the chip; measured on H200."""
-    return num_rows * num_kv_heads >= _FEWEST_PAIRS
+    """Whether so many rows are quicker this way, measured on H200, and are not too many for it."""
+    num_units = num_rows * num_kv_heads // block_shape(num_kv_heads).kv_heads
+    return num_rows * num_kv_heads >= _FEWEST_PAIRS and num_units <= MOST_UNITS
 
 
 class DecodeFloat8:
-    """The kernel for caches of one type, on the current device."""
+    """The kernel for caches of one type and number of heads, on the current device."""
 
-    def __init__(self, dtype: torch.dtype, kept: Path | None = None) -> None:
+    def __init__(self, dtype: torch.dtype, num_kv_heads: int, kept: Path | None = None) -> None:
         """What is compiled is kept in a folder for the next start. Raises CannotCompile."""
-        is_e5m2 = int(dtype == torch.float8_e5m2)
-        self._programs = {
-            warps: Program(SOURCE, {"WARPS": warps, "IS_E5M2": is_e5m2}, kept)
-            for warps in _RESIDENT
+        self._shape = shape = block_shape(num_kv_heads)
+        self._num_kv_heads = num_kv_heads
+        defines = {
+            "KV_HEADS": shape.kv_heads,
+            "SPANS": shape.spans,
+            "STAGES": shape.stages,
+            "NEWEST": NEWEST,
+            "IS_E5M2": int(dtype == torch.float8_e5m2),
         }
-        self._processors = num_processors()
-        self._kernels: dict[int, Kernel] = {}  # by number of blocks
+        self._program = Program(SOURCE, defines, kept)
+        self._blocks = num_processors()
+        # Shared by all launches, which follow one another.
+        num_parts = self._blocks * 2 * shape.kv_heads
+        self._parts = torch.empty(num_parts * _PART_BYTES, dtype=torch.uint8, device="cuda")
+        self._arrived = torch.zeros(MOST_UNITS * _WARPS, dtype=torch.int32, device="cuda")
+        self._kernels: dict[int, Kernel] = {}  # by number of units
 
     def attend(
         self,
@@ -76,47 +95,71 @@ class DecodeFloat8:
         out: Tensor | None = None,
     ) -> Tensor:
         """Attends to the first `context_lens[b]` cached tokens; a row of length 0 gives zeros."""
-        num_rows, num_heads, _ = q.shape
-        if not suits(q, k_cache):
+        (num_rows, num_heads, _), num_kv_heads = q.shape, k_cache.shape[2]
+        if not suits(q, k_cache) or num_kv_heads != self._num_kv_heads:
             raise ValueError(f"q {list(q.shape)} and a cache {list(k_cache.shape)}")
+        if k_cache.stride(2) != DIMS:
+            raise ValueError("heads of a token must be contiguous in the cache")
         if q.stride()[1:] != (DIMS, 1) or q.stride(0) % 8:
             raise ValueError("heads of q must be contiguous, and tokens aligned")
         out = torch.empty_like(q) if out is None else out
         given = k_cache, v_cache, block_tables, context_lens, kv_scales
         cache = float8_cache.described(*given, num_heads, scale)
-        kernel = self._kernel(num_rows * k_cache.shape[2])
-        kernel(_Attention(q.data_ptr(), out.data_ptr(), q.stride(0), cache))
+        addresses = (x.data_ptr() for x in (q, out, self._parts, self._arrived))
+        kernel = self._kernel(num_rows * num_kv_heads // self._shape.kv_heads)
+        kernel(_Attention(*addresses, q.stride(0), num_rows, cache))
         return out
 
-    def _kernel(self, num_blocks: int) -> Kernel:
-        if num_blocks not in self._kernels:
-            warps = warps_for(num_blocks, self._processors)
-            launch = Launch(num_blocks, 1, warps * 32)
-            self._kernels[num_blocks] = self._programs[warps].kernel("attend", launch)
-        return self._kernels[num_blocks]
+    def _kernel(self, num_units: int) -> Kernel:
+        if num_units not in self._kernels:
+            if num_units > MOST_UNITS:
+                raise ValueError(f"{num_units} rows, or parts of their heads: {MOST_UNITS} at most")
+            shape = self._shape
+            shared = shape.shared_bytes + (2 * num_units + 1) * 4
+            launch = Launch(self._blocks, 1, 32 * (shape.warps + 1), -(-shared // 1024) * 1024)
+            self._kernels[num_units] = self._program.kernel("attend", launch)
+        return self._kernels[num_units]
 
 
-def warps_for(num_blocks: int, num_processors: int) -> int:
-    """Warps of a block: as leave fewest places empty when the last blocks run."""
+@dataclass(frozen=True, slots=True)
+class BlockShape:
+    """What a block of the kernel has."""
 
-    def places(warps: int) -> int:
-        at_once = _RESIDENT[warps] * num_processors
-        return -(-num_blocks // at_once) * at_once
+    kv_heads: int
+    spans: int  # tiles of a step
+    stages: int  # steps of its ring
 
-    return min(_RESIDENT, key=places)
+    @property
+    def warps(self) -> int:
+        """Those that attend."""
+        return self.kv_heads * self.spans
+
+    @property
+    def shared_bytes(self) -> int:
+        """Of the ring, and of what warps leave for each other."""
+        step = self.spans * _TILE // 4 * (8 * self.kv_heads * DIMS + 32)
+        return self.stages * step + (self.spans - 1) * self.kv_heads * _PART_BYTES
+
+
+@cache
+def block_shape(num_kv_heads: int) -> BlockShape:
+    """As many heads as share them all out evenly, and as many tiles as there are warps for."""
+    kv_heads = next(n for n in range(_WARPS, 0, -1) if num_kv_heads % n == 0)
+    shapes = (BlockShape(kv_heads, _WARPS // kv_heads, n) for n in range(_MOST_STAGES, 0, -1))
+    return next(shape for shape in shapes if shape.shared_bytes <= _SHARED_BYTES)
 
 
 def kernel_for(q: Tensor, k_cache: Tensor, kept: Path | None = None) -> DecodeFloat8 | None:
     """The kernel for these tensors; None: their device, types or shapes have none."""
     if not can_run_on(q.device) or not suits(q, k_cache):
         return None
-    return _compiled(k_cache.dtype, kept)
+    return _compiled(k_cache.dtype, k_cache.shape[2], kept)
 
 
 @lru_cache
-def _compiled(dtype: torch.dtype, kept: Path | None) -> DecodeFloat8 | None:
+def _compiled(dtype: torch.dtype, num_kv_heads: int, kept: Path | None) -> DecodeFloat8 | None:
     try:
-        return DecodeFloat8(dtype, kept)
+        return DecodeFloat8(dtype, num_kv_heads, kept)
     except CannotCompile as error:
         log.warning("KV cache: a slower kernel for decode attention, %s", error)
         return None

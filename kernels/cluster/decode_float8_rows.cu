@@ -191,7 +191,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 16 / WARPS)
         if (tile == num_tiles - 1) put_newest(now, memory, at, tile * TILE);
         const int block = blocks.after(cache, tile, round);
         if (tile + STEP < num_tiles) next = at.load(cache, block, tile + STEP);
-        attended.add(now, queries, tile * TILE, length);
+        const int left = length - tile * TILE - threadIdx.x % 32 / 4;
+        attended.add(now, queries, left > 0, left > 8);
     }
     memory.merge.leave(attended);
     __syncthreads();

@@ -32,7 +32,7 @@ _WARPS = 8  # of a block
 # Blocks that share a pair, at most: more of them begin later, and read a long context sooner.
 _LARGEST_CLUSTER, _LARGEST_FOR_SHORT = 16, 8
 _SHORT = 4096  # tokens
-_MOST_PAIRS = 512  # of a row and a KV head
+_MOST_PAIRS = 384  # of a row and a KV head
 
 log = logging.getLogger(__name__)
 

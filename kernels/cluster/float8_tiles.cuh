@@ -148,26 +148,28 @@ struct Attended {
     __device__ __forceinline__ Attended()
         : peaks{MINUS_INFINITY, MINUS_INFINITY}, totals{}, sums{} {}
 
-    __device__ __forceinline__ void add(const Tile& now, const Queries& queries, int first,
-                                        int length) {
-        const int g = threadIdx.x % 32 / 4;
-        float scores[4] = {};  // of tokens g and g + 8 by heads
+    // A tile, of whose tokens a lane has the keys of two; whether these are inside the context.
+    __device__ __forceinline__ void add(const Tile& now, const Queries& queries, bool inside,
+                                        bool inside8) {
+        float scores[4] = {}, others[4] = {};  // of those two tokens by heads, of half the dims each
 #pragma unroll
         for (int c = 0; c < 2; c++)
 #pragma unroll
             for (int i = 0; i < 4; i++) {
                 const u32 word = word_of(now.keys[0][c], i), word8 = word_of(now.keys[1][c], i);
-                multiply_halves(scores, widened_pair(word, 0), widened_pair(word8, 0),
+                multiply_halves(c ? others : scores, widened_pair(word, 0), widened_pair(word8, 0),
                                 widened_pair(word, 1), widened_pair(word8, 1), queries.q[c][i][0],
                                 queries.q[c][i][1]);
             }
+#pragma unroll
+        for (int i = 0; i < 4; i++) scores[i] += others[i];
         float shrink[2];
 #pragma unroll
         for (int h = 0; h < 2; h++) {
 #pragma unroll
             for (int r = 0; r < 2; r++) {
                 float& score = scores[2 * r + h];
-                score = first + g + 8 * r < length ? score * queries.scales[h] : MINUS_INFINITY;
+                score = (r ? inside8 : inside) ? score * queries.scales[h] : MINUS_INFINITY;
             }
             const float top = fmaxf(peaks[h], column_max(fmaxf(scores[h], scores[2 + h])));
             shrink[h] = exp2_of(peaks[h] - top);

@@ -68,6 +68,11 @@ __device__ __forceinline__ void multiply_span(float (&sums)[4], uint4 row, uint4
     multiply16(sums, row.z, row8.z, row.w, row8.w, b.z, b.w);
 }
 
+// A barrier of so many threads, by its number; 0 is that of all.
+__device__ __forceinline__ void barrier_of_some(int number, int num_threads) {
+    asm volatile("bar.sync %0, %1;" ::"r"(number), "r"(num_threads) : "memory");
+}
+
 // ---- launches that overlap, clusters, and bulk copies ---------------------------------------
 
 __device__ __forceinline__ void launch_dependents() {
@@ -106,8 +111,9 @@ __device__ __forceinline__ void send(u32 address, u32 rank, u16 x) {
     asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
     asm volatile("st.shared::cluster.u16 [%0], %1;" ::"r"(there), "h"(x) : "memory");
 }
-__device__ __forceinline__ void barrier_init(u32 barrier) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(barrier) : "memory");
+__device__ __forceinline__ void barrier_init(u32 barrier, u32 arrivals = 1) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals)
+                 : "memory");
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 __device__ __forceinline__ void barrier_expect(u32 barrier, u32 num_bytes) {
@@ -115,14 +121,18 @@ __device__ __forceinline__ void barrier_expect(u32 barrier, u32 num_bytes) {
                  "r"(num_bytes)
                  : "memory");
 }
-__device__ __forceinline__ void barrier_wait(u32 barrier) {
+__device__ __forceinline__ void barrier_arrive(u32 barrier) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+// Phases are counted from 0, and a parity is that of their number.
+__device__ __forceinline__ void barrier_wait(u32 barrier, u32 parity = 0) {
     u32 done = 0;
     while (!done)
         asm volatile(
-            "{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], 0; "
+            "{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; "
             "selp.u32 %0, 1, 0, p; }"
             : "=r"(done)
-            : "r"(barrier)
+            : "r"(barrier), "r"(parity)
             : "memory");
 }
 // A lane's own copies, which others see after a barrier; a group of them ends with end_of_copies.
@@ -145,6 +155,20 @@ __device__ __forceinline__ void end_of_copies() {
 template <int LEFT>
 __device__ __forceinline__ void wait_for_copies() {
     asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
+}
+// A policy for what is read once: it leaves L2 before other lines.
+__device__ __forceinline__ u64 read_once() {
+    u64 policy;
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+}
+__device__ __forceinline__ void copy_ahead(void* to, const void* from, u32 num_bytes, u32 barrier,
+                                           u64 policy) {
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+        "[%0], [%1], %2, [%3], %4;" ::"r"(shared_address(to)),
+        "l"(from), "r"(num_bytes), "r"(barrier), "l"(policy)
+        : "memory");
 }
 __device__ __forceinline__ void copy_ahead(void* to, const void* from, u32 num_bytes, u32 barrier) {
     asm volatile(

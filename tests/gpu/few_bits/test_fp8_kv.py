@@ -6,6 +6,7 @@ import torch
 from kernels import fp8
 from kernels.attention.decode_attention import paged_decode_attention
 from kernels.attention.prefill_attention import paged_attention
+from kernels.attention.rope import norm_rope_write_kv
 from kernels.attention.workspace import decode_workspace
 from kernels.cluster import decode_float8
 
@@ -82,43 +83,117 @@ def test_a_captured_graph_reads_the_cache_in_fp8():
         assert_near(out, paged_decode_attention(q, *exact, tables, lens, SCALE))
 
 
-def ragged(group, block_size, kv_dtype):
+LENGTHS = (0, 1, 15, 16, 17, 31, 64, 100, 576, 577, 1999, 4100)
+
+
+def ragged(group, block_size, kv_dtype, num_kv_heads=3, lengths=LENGTHS):
     """(q, FP8 caches and scales, caches of what they count as, tables, lengths) of mixed rows."""
-    lengths = [0, 1, 15, 16, 17, 31, 64, 100, 576, 577, 1999, 4100]
     width = -(-max(lengths) // block_size)
-    shape = (1 + len(lengths) * width, block_size, 2, 3, 128)
+    shape = (1 + len(lengths) * width, block_size, 2, num_kv_heads, 128)
     random = torch.Generator(CUDA).manual_seed(group)
     both = torch.randn(shape, device=CUDA, generator=random)
-    scales = fp8.scale_table(*(torch.rand((2, 3), device=CUDA, generator=random) + 0.01))
+    table = torch.rand((2, num_kv_heads), device=CUDA, generator=random) + 0.01
+    scales = fp8.scale_table(*table)
     stored = fp8.narrowed(both, scales[2:], kv_dtype)
     exact = fp8.widened(stored, scales[:2], torch.bfloat16)
     order = torch.randperm(shape[0] - 1, device=CUDA, generator=random) + 1
     tables = order.int().view(len(lengths), width)
     lens = torch.tensor(lengths, dtype=torch.int32, device=CUDA)
-    q = torch.randn(len(lengths), 3 * group, 128, device=CUDA, generator=random).bfloat16()
-    return q, (*stored.unbind(2), scales), exact.unbind(2), tables, lens
+    q = torch.randn(len(lengths), num_kv_heads * group, 128, device=CUDA, generator=random)
+    return q.bfloat16(), (*stored.unbind(2), scales), exact.unbind(2), tables, lens
+
+
+def assert_rows_near(found, expected, lens):
+    for row, length in enumerate(lens.tolist()):
+        if length:
+            assert_near(found[row], expected[row])
+        else:
+            assert (found[row] == 0).all()
 
 
 @pytest.mark.gpu
 @kinds
 @pytest.mark.parametrize(
-    ("group", "block_size", "warps"),
-    [(1, 16, 3), (2, 32, 4), (4, 16, 3), (4, 16, 4), (7, 64, 3), (8, 16, 4)],
-)
+    ("group", "block_size", "num_kv_heads"),
+    [
+        (1, 16, 8), (2, 32, 8), (4, 16, 8), (7, 64, 8), (8, 16, 8), (4, 16, 1), (8, 128, 2),
+        (3, 32, 3), (4, 16, 4), (5, 16, 5), (2, 16, 6), (1, 16, 7), (1, 32, 10), (2, 16, 16),
+    ],
+)  # fmt: skip
 def test_the_kernel_of_many_rows_attends_to_what_is_stored(
-    group, block_size, warps, kv_dtype, monkeypatch
+    group, block_size, num_kv_heads, kv_dtype
 ):
-    monkeypatch.setattr(decode_float8, "warps_for", lambda *_: warps)
-    decode_float8._compiled.cache_clear()
-    q, (k, v, scales), exact, tables, lens = ragged(group, block_size, kv_dtype)
+    q, (k, v, scales), exact, tables, lens = ragged(group, block_size, kv_dtype, num_kv_heads)
+    kernel = decode_float8.kernel_for(q, k)
+    assert kernel is not None
+    expected = paged_decode_attention(q, *exact, tables, lens, SCALE)
+    # Twice: what a launch leaves is not found by the next.
+    for _ in range(2):
+        found = kernel.attend(q, k, v, tables, lens, SCALE, scales)
+        assert_rows_near(found, expected, lens)
+    # Large queries: what matters is which is the largest, not whether float16 has the number.
+    found = kernel.attend(q * 1e5, k, v, tables, lens, SCALE * 1e-5, scales)
+    assert_rows_near(found, expected, lens)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    "lengths",
+    [
+        (1,), (0, 0, 0), (9000,), (0, 0, 5, 0), (17,) * 132, (576,) * 256, (3000, *(1,) * 300),
+        (*(1,) * 300, 3000), tuple(range(300, 0, -1)), (40,) * 700,
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("num_kv_heads", [2, 8])
+def test_contexts_are_shared_out_whatever_their_lengths(lengths, num_kv_heads):
+    q, (k, v, scales), exact, tables, lens = ragged(
+        4, 16, torch.float8_e4m3fn, num_kv_heads, lengths
+    )
     kernel = decode_float8.kernel_for(q, k)
     assert kernel is not None
     found = kernel.attend(q, k, v, tables, lens, SCALE, scales)
-    assert (found[0] == 0).all()
-    assert_near(found, paged_decode_attention(q, *exact, tables, lens, SCALE))
-    # Large queries: what matters is which is the largest, not whether float16 has the number.
-    found = kernel.attend(q * 1e5, k, v, tables, lens, SCALE * 1e-5, scales)
-    assert_near(found, paged_decode_attention(q, *exact, tables, lens, SCALE))
+    assert_rows_near(found, paged_decode_attention(q, *exact, tables, lens, SCALE), lens)
+
+
+@pytest.mark.gpu
+def test_a_graph_shares_contexts_out_anew_at_each_replay():
+    q, (k, v, scales), exact, tables, lens = ragged(
+        4, 16, torch.float8_e4m3fn, 8, tuple(range(1, 800, 7))
+    )
+    kernel = decode_float8.kernel_for(q, k)
+    assert kernel is not None
+    out = torch.empty_like(q)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        kernel.attend(q, k, v, tables, lens, SCALE, scales, out)
+    for _ in range(5):
+        graph.replay()
+        first = out.clone()
+        graph.replay()
+        assert torch.equal(out, first)  # whatever the order in which blocks end
+        assert_rows_near(out, paged_decode_attention(q, *exact, tables, lens, SCALE), lens)
+        lens.copy_(lens[torch.randperm(len(lens), device=CUDA)].clamp_(max=700))
+        lens[::9] = 0
+
+
+@pytest.mark.gpu
+def test_old_tokens_are_read_while_the_kernel_before_writes_the_newest():
+    """As a step does: attention starts ahead of the end of what rotates and stores."""
+    lengths = tuple(range(1, 400, 3))
+    q, (k, v, scales), _, tables, lens = ragged(4, 16, torch.float8_e4m3fn, 8, lengths)
+    kernel = decode_float8.kernel_for(q, k)
+    assert kernel is not None
+    position = (lens - 1).long()
+    slots = tables.long().gather(1, (position // 16)[:, None]).squeeze(1) * 16 + position % 16
+    angles = torch.zeros((400, 64), device=CUDA)
+    cos_sin = torch.cat((angles.cos(), angles.sin()), dim=1)
+    for seed in range(20):
+        random = torch.Generator(CUDA).manual_seed(seed)
+        qkv = torch.randn((len(lengths), 48 * 128), device=CUDA, generator=random).bfloat16()
+        rotated = norm_rope_write_kv(qkv, position, cos_sin, k, v, slots, kv_scales=scales)
+        found = kernel.attend(rotated, k, v, tables, lens, SCALE, scales)
+        torch.cuda.synchronize()
+        assert torch.equal(found, kernel.attend(rotated, k, v, tables, lens, SCALE, scales))
 
 
 @pytest.mark.gpu

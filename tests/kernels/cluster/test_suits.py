@@ -11,6 +11,7 @@ from kernels.cluster.float8_cache import Float8Cache
 from kernels.quantized import rounding
 from kernels.quantized.narrow import NarrowWeight
 from kernels.quantized.scaled import ScaledWeight
+from scheduler_svc.speculation.options import MAX_DRAFTED
 
 
 def weight(bits: int, group: int, shape: tuple[int, int] = (32, 256)) -> NarrowWeight:
@@ -81,7 +82,8 @@ def test_arguments_are_those_of_the_sources(
     assert body is not None
     lines = [line.split("//")[0] for line in body[1].splitlines()]
     declared = " ".join(lines).replace("*", " ").split(";")
-    words = {"const", "u16", "u32", "unsigned", "char", "float", "int", "i64", "Float8Cache"}
+    words = {"const", "u16", "u32", "unsigned", "char", "float", "float4", "int", "i64"}
+    words.add("Float8Cache")
     names = [
         name.strip()
         for part in declared
@@ -100,3 +102,22 @@ def test_arguments_are_those_of_the_sources(
 )  # fmt: skip
 def test_few_rows_share_the_chip(pairs: int, largest: int, blocks: int) -> None:
     assert decode_float8_rows.cluster_for(pairs, 132, largest) == blocks
+
+
+@pytest.mark.parametrize("num_kv_heads", range(1, 33))
+def test_blocks_of_many_rows_share_all_heads_out_and_fit(num_kv_heads: int) -> None:
+    shape = decode_float8.block_shape(num_kv_heads)
+    assert num_kv_heads % shape.kv_heads == 0
+    assert 1 <= shape.warps <= 8 < shape.warps + shape.kv_heads  # one span more would be too much
+    assert shape.stages >= 4
+    most = shape.shared_bytes + (2 * decode_float8.MOST_UNITS + 1) * 4
+    assert most <= 227 << 10  # of a multiprocessor's shared memory
+    fewest = -(-256 // num_kv_heads)
+    assert decode_float8.pays(fewest, num_kv_heads)
+    assert not decode_float8.pays(fewest - 1, num_kv_heads)
+    assert not decode_float8.pays(decode_float8.MOST_UNITS + 1, num_kv_heads)
+
+
+def test_a_draft_is_no_longer_than_what_counts_as_new() -> None:
+    """Older tokens are read before the step's own are written."""
+    assert 1 + MAX_DRAFTED <= decode_float8.NEWEST
