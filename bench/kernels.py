@@ -163,7 +163,8 @@ def _decode_float8(heads: int, batch: int, context: int, lengths: Tensor) -> Ite
         partial(paged_decode_attention, q, k, v, *rest, out, workspace, scales) for k, v in stored
     ]}  # fmt: skip
     if kernel is not None:
-        kinds["blocks"] = [partial(kernel.attend, q, k, v, *rest, scales, out) for k, v in stored]
+        attend = kernel.attend
+        kinds["shared out"] = [partial(attend, q, k, v, *rest, scales, out) for k, v in stored]
     mean = float(lengths.float().mean())
     for name, calls in kinds.items():
         shape = f"{name}, {heads} heads, {batch} x {mean:.0f}"

@@ -276,8 +276,9 @@ __device__ __forceinline__ void write(const Attention& given, const Work& work, 
 
 // The units of a head that a block shares with others: at most the first and the last of its range.
 // The block with a unit's first steps comes to them last, when the others have left their parts long
-// ago, and merges them with its own. If not, the last of them all to come merges; in their order.
-struct Shared {
+// ago, and merges these with its own. If they have not, the last of all to come merges. Parts are
+// merged in the order of their tokens either way.
+struct SharedUnits {
     const Attention& given;
     const Work& work;
     int head;
@@ -301,9 +302,11 @@ struct Shared {
         const int at = unit % work.units_of_row * KV_HEADS + head;
         write(given, work, unit, given.cache.scales[given.cache.num_kv_heads + at], from);
     }
+    // What this block attended to of a unit; with the parts of all others, it is written.
     __device__ __forceinline__ void leave(int unit, bool is_later, Attended& mine) const {
         const int first = first_block(unit), last = last_block(unit), lane = threadIdx.x % 32;
-        if (!is_later && num_arrived(unit) == last - first) {
+        // Each lane acquires, and all decide alike.
+        if (!is_later && __all_sync(FULL, num_arrived(unit) == last - first)) {
             merge(unit, first, last, mine);
             return;
         }
@@ -355,7 +358,7 @@ __device__ __forceinline__ void attend_steps(const Attention& given, const Work&
         if (begin <= start && after <= end)
             write(given, work, unit, value_scale, attended);
         else
-            Shared{given, work, warp}.leave(unit, start < begin, attended);
+            SharedUnits{given, work, warp}.leave(unit, start < begin, attended);
     }
 }
 
