@@ -77,11 +77,12 @@ class DecodeFloat8:
         }
         self._program = Program(SOURCE, defines, kept)
         self._blocks = num_processors()
-        # Shared by all launches, which follow one another.
+        self._kernels: dict[int, Kernel] = {}  # by number of units
+        self._kernel(MOST_UNITS)  # some devices have not as much shared memory
+        # Used by all launches, which follow one another.
         num_parts = self._blocks * 2 * shape.kv_heads
         self._parts = torch.empty(num_parts * _PART_BYTES, dtype=torch.uint8, device="cuda")
         self._arrived = torch.zeros(MOST_UNITS * _WARPS, dtype=torch.int32, device="cuda")
-        self._kernels: dict[int, Kernel] = {}  # by number of units
 
     def attend(
         self,

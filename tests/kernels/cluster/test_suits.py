@@ -8,6 +8,7 @@ import torch
 
 from kernels.cluster import decode_float8, decode_float8_rows, narrow_rows
 from kernels.cluster.float8_cache import Float8Cache
+from kernels.cluster.program import CannotCompile, Kernel, Launch
 from kernels.quantized import rounding
 from kernels.quantized.narrow import NarrowWeight
 from kernels.quantized.scaled import ScaledWeight
@@ -116,6 +117,34 @@ def test_blocks_of_many_rows_share_all_heads_out_and_fit(num_kv_heads: int) -> N
     assert decode_float8.pays(fewest, num_kv_heads)
     assert not decode_float8.pays(fewest - 1, num_kv_heads)
     assert not decode_float8.pays(decode_float8.MOST_UNITS + 1, num_kv_heads)
+
+
+class Small:
+    """A program on a device without the shared memory of its kernel."""
+
+    def __init__(self, *_: object) -> None:
+        pass
+
+    def kernel(self, name: str, launch: Launch) -> Kernel:
+        assert launch.shared_bytes > 99 << 10  # what some devices have
+        raise CannotCompile(f"{name}: no such launch")
+
+
+def test_a_device_without_the_shared_memory_keeps_the_slower_kernel(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(decode_float8, "can_run_on", lambda _: True)
+    monkeypatch.setattr(decode_float8, "num_processors", lambda: 132)
+    monkeypatch.setattr(decode_float8, "Program", Small)
+    decode_float8._compiled.cache_clear()
+    q = torch.empty((64, 32, 128), dtype=torch.bfloat16)
+    cache = torch.empty((4, 16, 8, 128), dtype=torch.float8_e4m3fn)
+    assert decode_float8.kernel_for(q, cache) is None
+    assert decode_float8.kernel_for(q, cache) is None
+    decode_float8._compiled.cache_clear()
+    assert [record.getMessage() for record in caplog.records] == [
+        "KV cache: a slower kernel for decode attention, attend: no such launch"
+    ]
 
 
 def test_a_draft_is_no_longer_than_what_counts_as_new() -> None:
