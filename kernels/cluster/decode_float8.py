@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from kernels.cluster import float8_cache
-from kernels.cluster.float8_cache import DIMS, Float8Cache
+from kernels.cluster.float8_cache import DIMS, TILE, Float8Cache
 from kernels.cluster.program import (
     CannotCompile,
     Kernel,
@@ -30,10 +30,9 @@ SOURCE = Path(__file__).with_name("decode_float8.cu")
 NEWEST = 64  # tokens of a sequence, at most, that a step of the model writes before it attends
 _FEWEST_PAIRS = 256  # of a sequence and a KV head
 _WARPS = 8  # of a block that attend, at most
-_TILE = 16  # tokens
 _SHARED_BYTES, _MOST_STAGES = 208 << 10, 8
 MOST_UNITS = 2048  # of a sequence and the KV heads of a block
-_PART_BYTES = 32 * 9 * 16  # of what a warp leaves for another
+_PART_BYTES = 32 * (1 + DIMS // 16) * 16  # of what a warp leaves for another
 
 log = logging.getLogger(__name__)
 
@@ -117,7 +116,7 @@ class DecodeFloat8:
                 raise ValueError(f"{num_units} rows, or parts of their heads: {MOST_UNITS} at most")
             shape = self._shape
             shared = shape.shared_bytes + (2 * num_units + 1) * 4
-            launch = Launch(self._blocks, 1, 32 * (shape.warps + 1), -(-shared // 1024) * 1024)
+            launch = Launch(self._blocks, 1, 32 * (shape.warps + 1), shared)
             self._kernels[num_units] = self._program.kernel("attend", launch)
         return self._kernels[num_units]
 
@@ -138,7 +137,7 @@ class BlockShape:
     @property
     def shared_bytes(self) -> int:
         """Of the ring, and of what warps leave for each other."""
-        step = self.spans * _TILE // 4 * (8 * self.kv_heads * DIMS + 32)
+        step = self.spans * TILE // 4 * (8 * self.kv_heads * DIMS + 32)
         return self.stages * step + (self.spans - 1) * self.kv_heads * _PART_BYTES
 
 

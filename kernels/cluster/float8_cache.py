@@ -13,7 +13,7 @@ from kernels import fp8
 
 DIMS = 128
 _MOST_HEADS = 8  # of queries that share a KV head
-_TILE = 16  # tokens
+TILE = 16  # tokens
 _LOG2_E = 1.4426950408889634
 
 
@@ -47,7 +47,7 @@ def suits(dtype: torch.dtype, num_heads: int, k_cache: Tensor) -> bool:
         and head_dim == DIMS
         and num_heads // num_kv_heads <= _MOST_HEADS
         and is_power
-        and block_size >= _TILE
+        and block_size >= TILE
     )
 
 

@@ -66,73 +66,10 @@ __device__ __forceinline__ u32 word_of(const uint4& from, int i) {
     return i == 0 ? from.x : i == 1 ? from.y : i == 2 ? from.z : from.w;
 }
 
+// Of 16 tokens, in an order that the kernel chooses.
 struct Tile {
     uint4 keys[2][2];  // token g and that + 8; dims 16 t and those + 64
     uint4 values[4];   // tokens 2 t, 2 t + 1, and those + 8; dims 16 g
-};
-
-// A lane's part of the tiles of one sequence and KV head.
-struct Places {
-    int length;  // tokens of the sequence
-    int t, key, eight, value, one;  // bytes; `eight` and `one`: that many tokens further
-
-    __device__ __forceinline__ Places(const Float8Cache& cache, int head, int length)
-        : length(length), t(threadIdx.x % 4) {
-        const int g = threadIdx.x % 32 / 4, stride = cache.token_stride;
-        const int start = head * cache.head_stride;
-        key = start + g * stride + 16 * t;
-        eight = 8 * stride;
-        value = start + 2 * t * stride + 16 * g;
-        one = stride;
-    }
-    // From L2: lines that were read before the newest tokens were stored may still be nearer.
-    __device__ __forceinline__ Tile load(const Float8Cache& cache, int block, int tile) const {
-        Tile found;
-        const int first = tile * TILE, in_block = first & ((1 << cache.block_bits) - 1);
-        const i64 start = block * cache.block_stride + in_block * one;
-        const unsigned char* keys = cache.keys + start + key;
-        const unsigned char* values = cache.values + start + value;
-#pragma unroll
-        for (int r = 0; r < 2; r++)
-#pragma unroll
-            for (int c = 0; c < 2; c++)
-                found.keys[r][c] = __ldcg((const uint4*)(keys + (r ? eight : 0) + 64 * c));
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            const int further = (i / 2 ? eight : 0) + (i % 2 ? one : 0);
-            found.values[i] = __ldcg((const uint4*)(values + further));
-            // What lies past the end may be no number, which no weight of 0 would remove.
-            if (first + token(i) >= length) found.values[i] = make_uint4(0, 0, 0, 0);
-        }
-        return found;
-    }
-    // The token of a tile that values[i] are of.
-    __device__ __forceinline__ int token(int i) const { return 2 * t + i % 2 + i / 2 * 8; }
-};
-
-// The blocks of a warp's tiles, each STEP tiles after the one before: of the next 32 tiles one a
-// lane, and of 32 more. They are asked for long before their use, since where memory has much to do,
-// whatever is waited for takes microseconds.
-template <int STEP>
-struct Blocks {
-    const int* table;
-    int next, more;
-
-    __device__ __forceinline__ Blocks(const Float8Cache& cache, const int* table, int first)
-        : table(table), next(load(cache, first)), more(load(cache, first + 32 * STEP)) {}
-    __device__ __forceinline__ int load(const Float8Cache& cache, int first) const {
-        const int block = (first + threadIdx.x % 32 * STEP) * TILE >> cache.block_bits;
-        return block < cache.table_stride ? table[block] : 0;
-    }
-    __device__ __forceinline__ int first() const { return __shfl_sync(FULL, next, 0); }
-    // That of the tile after this one, which is the warp's `round`-th, from 1 on.
-    __device__ __forceinline__ int after(const Float8Cache& cache, int tile, int round) {
-        if (round % 32 == 0) {
-            next = more;
-            more = load(cache, tile + 33 * STEP);
-        }
-        return __shfl_sync(FULL, next, round % 32);
-    }
 };
 
 // Queries in float16, divided by the largest of their head, and what scores are multiplied by.
@@ -194,44 +131,5 @@ struct Attended {
             multiply_halves(sums[pair], widened_pair(even, 0), widened_pair(even, 1),
                             widened_pair(odd, 0), widened_pair(odd, 1), weights[0], weights[1]);
         }
-    }
-};
-
-// What the warps of a block attended to, merged in their order; so many heads of a group at most.
-template <int NUM, int MOST>
-struct Merge {
-    float peaks[NUM][MOST], totals[NUM][MOST];
-    float sums[NUM][MOST][DIMS + 4];
-
-    __device__ __forceinline__ void leave(Attended& of) {
-        const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
-            const float total = column_sum(of.totals[h]);
-            if (2 * t + h >= MOST) continue;
-            if (g == 0) peaks[warp][2 * t + h] = of.peaks[h], totals[warp][2 * t + h] = total;
-#pragma unroll
-            for (int pair = 0; pair < PAIRS; pair++)
-#pragma unroll
-                for (int i = 0; i < 2; i++)
-                    sums[warp][2 * t + h][16 * g + 2 * pair + i] = of.sums[pair][2 * i + h];
-        }
-    }
-    // A dim of a head, of the first warps; with it the largest score and the sum of weights.
-    __device__ __forceinline__ float merged(int num_warps, int head, int dim, float& peak,
-                                            float& total) const {
-        float sum = 0.0f;
-        peak = MINUS_INFINITY, total = 0.0f;
-#pragma unroll
-        for (int w = 0; w < NUM; w++)
-            if (w < num_warps) peak = fmaxf(peak, peaks[w][head]);
-#pragma unroll
-        for (int w = 0; w < NUM; w++) {
-            if (w >= num_warps) break;
-            const float share = exp2_of(peaks[w][head] - peak);
-            sum += sums[w][head][dim] * share;
-            total += totals[w][head] * share;
-        }
-        return sum;
     }
 };
