@@ -13,18 +13,18 @@ PRODUCTS = ("tiny_product", "product", "observed")
 # Files whose tests share nothing and take seconds each; they fill the end of the run.
 APART = ("e2e/test_dtypes.py",)
 
-# Long files, most of them waits: they begin first of their folder, else the run ends with
-# one process that computes them while the others have nothing left. None takes a product:
-# within a product's group what kills a service comes last, as it resets the service's counts.
+# Long files and products, most of them waits: they begin first of their folder, else the run ends
+# with one process that computes them while the others have nothing left.
 LONG = (
-    "deploy/images/test_replayed_images.py", "e2e/rolling/test_standby.py",
-    "e2e/speculation/test_products.py", "e2e/test_supervised.py",
-    "scheduler_svc/standby/test_standby.py",
+    "product", "deploy/images/test_replayed_images.py", "e2e/rolling/test_standby.py",
+    "e2e/speculation/test_products.py", "scheduler_svc/standby/test_standby.py",
 )  # fmt: skip
 
 # One makes and removes network interfaces, at which a browser gives up its connections.
-# Together they take longest and mostly wait: they begin with what computes, in all that is tested.
 NETWORK = ("deploy/cluster", "e2e/page")
+
+# They take longest: they begin with what computes, in all that is tested.
+LONGEST = (*NETWORK, "tiny_product", "e2e/test_supervised.py")
 
 # Each file needs the same dozen libraries, of three seconds of a compiler each: at once, each
 # process would compile all of them.
@@ -59,20 +59,20 @@ SLOW_FILES = (
 )  # fmt: skip
 
 
-def rank(item: pytest.Item) -> tuple[int, int]:
-    """What is sorted by: the folder's rank; in it long files first and slow tests last."""
-    folder, place = rank_of_file(item.path)
-    return folder, 2 if place == 1 and "slow" in item.keywords else place
+def rank(item: pytest.Item) -> tuple[int, int, bool]:
+    """What is sorted by: the folder's rank, in it the file's place, and there slow tests last."""
+    return *rank_of_file(item.path), "slow" in item.keywords
 
 
 @cache
 def rank_of_file(path: Path) -> tuple[int, int]:
-    """The rank of the nearest folder that has one, and the place of the file's quick tests."""
+    """The rank of the nearest folder that has one, and the file's place in it."""
     name = path.relative_to(TESTS)
-    if str(name.parent) in NETWORK:
+    names = {str(name), str(name.parent), group_of(path, "")}
+    if names.intersection(LONGEST):
         return RANKS["kernels"], 0
     folder = next(str(p) for p in name.parents if str(p) in RANKS)
-    return RANKS[folder], 0 if str(name) in LONG else 3 if str(name) in APART else 1
+    return RANKS[folder], 0 if names.intersection(LONG) else 2 if str(name) in APART else 1
 
 
 def group_of(path: Path, nodeid: str) -> str:
