@@ -20,12 +20,12 @@
 #define WARPS (KV_HEADS * SPANS)       // that attend
 #define THREADS (32 * (WARPS + 1))
 #define STEP (TILE * SPANS)            // tokens
-#define TOKEN_BYTES (KV_HEADS * DIMS)  // of keys, and as many of values
-#define PITCH (8 * TOKEN_BYTES + 32)   // of four tokens' keys and values: see `token_of`
-#define TILE_BYTES (TILE / 4 * PITCH)
+#define HEAD_BYTES (TILE * DIMS)       // of a tile's keys
+#define TILE_BYTES (2 * KV_HEADS * HEAD_BYTES)
 #define STAGE_BYTES (SPANS * TILE_BYTES)
 
 struct Attention {
+    TensorMap keys, values;
     const u16* q;
     u16* out;
     float4* parts;  // [blocks, 2, KV_HEADS] of Part
@@ -35,20 +35,19 @@ struct Attention {
     Float8Cache cache;
 };
 
-// The token of a tile that is row `row` (0 to 7) of the products with keys; row + 8 has the token
-// two further. Every four tokens are followed by 32 bytes of nothing. With this order the eight lanes
-// that read at once meet no bank twice, neither where two of them have a token's keys each nor where
-// four have a token's values each.
+// The token of a tile that is row `row` (0 to 7) of the products with keys; eight further, row and
+// token are alike. Copies leave a token's 16-byte pieces in an order that depends on the token. With
+// both, the eight lanes that read at once meet no bank twice, neither where two of them have a
+// token's keys each nor where four have a token's values each.
 __device__ __forceinline__ int token_of(int row) {
-    return (row / 2 + row % 2 * 2) % 4 * 4 + row % 2;
+    return (row / 2 + row % 2 * 2) % 4 * 2 + row % 2;
 }
-__device__ __forceinline__ int place_of(int token) {
-    return token / 4 * PITCH + token % 4 * 2 * TOKEN_BYTES;
+__device__ __forceinline__ int place_of(int token, int piece) {
+    return token * DIMS + (piece ^ token % 8) * 16;
 }
 
 // ---- the warp that copies ---------------------------------------------------------------------
 
-// What a lane knows of one step.
 struct Step {
     int blocks[SPANS];  // of the cache, one a tile; negative: past the end
     int first;          // token
@@ -77,47 +76,41 @@ __device__ __forceinline__ Step step_at(const Float8Cache& cache, const Work& wo
     return found;
 }
 
-// A lane copies the keys or the values of a token of each tile. Where keys, values and tokens are
-// neighbours a few lanes copy four tokens each: such instructions are issued lane by lane.
-__device__ __forceinline__ void copy_steps(const Float8Cache& cache, const Work& work, int begin,
+// Boxes that start at multiples of 1,024 bytes of shared memory; elsewhere than at a multiple of 128
+// they would come a tenth slower.
+__device__ __forceinline__ void copy_step(const Attention& given, const Step& from,
+                                          unsigned char* to, u32 full, u64 policy) {
+    int num = 0;
+#pragma unroll
+    for (int i = 0; i < SPANS; i++) num += from.blocks[i] >= 0;
+    barrier_expect(full, num * TILE_BYTES);
+#pragma unroll
+    for (int i = 0; i < SPANS; i++) {
+        const int block = from.blocks[i], token = from.first + i * TILE;
+        if (block < 0) continue;
+        const int in_block = token & ((1 << given.cache.block_bits) - 1);
+        unsigned char* there = to + i * TILE_BYTES;
+        copy_ahead(there, given.keys, in_block, from.heads, block, full, policy);
+        copy_ahead(there + TILE_BYTES / 2, given.values, in_block, from.heads, block, full, policy);
+    }
+}
+
+// Each lane knows one step of 32 and starts its copies when its turn has come.
+__device__ __forceinline__ void copy_steps(const Attention& given, const Work& work, int begin,
                                            int end, unsigned char* ring, u32 full, u32 empty) {
-    const bool by_four = cache.values == cache.keys + TOKEN_BYTES &&
-                         cache.token_stride == 2 * TOKEN_BYTES;
-    const int lane = threadIdx.x % 32, token = lane % TILE;
-    const bool is_value = lane >= TILE, copies = !by_four || (token % 4 == 0 && !is_value);
-    const u32 num_bytes = by_four ? 8 * TOKEN_BYTES : TOKEN_BYTES;
-    const unsigned char* from = is_value ? cache.values : cache.keys;
-    ring += place_of(token) + is_value * TOKEN_BYTES;
-    Step next = step_at(cache, work, begin + lane, end), more;
+    const int lane = threadIdx.x % 32;
+    Step mine = step_at(given.cache, work, begin + lane, end), next;
     const u64 policy = read_once();
-    bool has_waited = false;
     for (int step = begin; step < end; step++) {
         const int round = step - begin, stage = round % STAGES;
-        if (round % 32 == 16) more = step_at(cache, work, step + 16 + lane, end);
-        if (round && round % 32 == 0) next = more;
-        const int first = __shfl_sync(FULL, next.first, round % 32);
-        const int heads = __shfl_sync(FULL, next.heads, round % 32);
-        const bool is_old = __shfl_sync(FULL, next.is_old, round % 32);
-        int blocks[SPANS], num = 0;
-#pragma unroll
-        for (int i = 0; i < SPANS; i++) {
-            blocks[i] = __shfl_sync(FULL, next.blocks[i], round % 32);
-            num += blocks[i] >= 0;
+        if (round % 32 == 16) next = step_at(given.cache, work, step + 16 + lane, end);
+        if (round && round % 32 == 0) mine = next;
+        if (lane == round % 32) {
+            if (!mine.is_old) wait_for_the_kernel_before();
+            if (round >= STAGES) barrier_wait(empty + 8 * stage, (round / STAGES - 1) & 1);
+            copy_step(given, mine, ring + stage * STAGE_BYTES, full + 8 * stage, policy);
         }
-        if (!is_old && !has_waited) wait_for_the_kernel_before(), has_waited = true;
-        if (round >= STAGES) barrier_wait(empty + 8 * stage, (round / STAGES - 1) & 1);
-        if (lane == 0) barrier_expect(full + 8 * stage, num * 2 * TILE * TOKEN_BYTES);
         __syncwarp();
-        if (!copies) continue;
-#pragma unroll
-        for (int i = 0; i < SPANS; i++) {
-            if (blocks[i] < 0) continue;
-            const int in_block = (first + i * TILE) & ((1 << cache.block_bits) - 1);
-            copy_ahead(ring + stage * STAGE_BYTES + i * TILE_BYTES,
-                       from + blocks[i] * cache.block_stride +
-                           (in_block + token) * (i64)cache.token_stride + heads * DIMS,
-                       num_bytes, full + 8 * stage, policy);
-        }
     }
 }
 
@@ -172,26 +165,40 @@ struct Asked {
     }
 };
 
-// A tile of one head out of the ring.
-__device__ __forceinline__ Tile tile_of(const unsigned char* keys, int first, int length) {
-    const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
-    const unsigned char* values = keys + TOKEN_BYTES + 16 * g;
-    keys += place_of(token_of(g)) + 16 * t;
-    Tile found;
+// What a lane has of a tile of one head, and where. Known to nobody else, or the compiler would find
+// these offsets anew for each tile.
+struct Places {
+    int token, keys, values[2];
+
+    __device__ __forceinline__ Places() {
+        const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+        token = opaque(token_of(g));
+        keys = opaque(place_of(token, t));
 #pragma unroll
-    for (int r = 0; r < 2; r++)
-#pragma unroll
-        for (int c = 0; c < 2; c++)
-            found.keys[r][c] = *(const uint4*)(keys + 4 * r * TOKEN_BYTES + 64 * c);
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        const int token = token_of(2 * t + i % 2) + i / 2 * 2;
-        found.values[i] = *(const uint4*)(values + place_of(token));
-        // What lies past the end may be no number, which no weight of 0 would remove.
-        if (first + token >= length) found.values[i] = make_uint4(0, 0, 0, 0);
+        for (int i = 0; i < 2; i++)
+            values[i] = opaque(place_of(token_of(2 * t + i), g) + TILE_BYTES / 2);
     }
-    return found;
-}
+    __device__ __forceinline__ Tile of(const unsigned char* tile, int first, int length) const {
+        Tile found;
+#pragma unroll
+        for (int r = 0; r < 2; r++)
+#pragma unroll
+            for (int c = 0; c < 2; c++)
+                found.keys[r][c] = *(const uint4*)(tile + (keys ^ 64 * c) + 8 * r * DIMS);
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            found.values[i] = *(const uint4*)(tile + values[i % 2] + i / 2 * 8 * DIMS);
+        // What lies past the end may be no number, which no weight of 0 would remove.
+        if (first + TILE > length) {
+            const int t = threadIdx.x % 4;
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                if (first + token_of(2 * t + i % 2) + i / 2 * 8 >= length)
+                    found.values[i] = make_uint4(0, 0, 0, 0);
+        }
+        return found;
+    }
+};
 
 // What a warp leaves for another, as its lanes have it.
 struct Part {
@@ -332,27 +339,29 @@ __device__ __forceinline__ void attend_steps(const Attention& given, const Work&
                                              int end, const unsigned char* ring, float4* parts,
                                              u32 full, u32 empty) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, span = warp / KV_HEADS;
-    const unsigned char* mine = ring + span * TILE_BYTES + warp % KV_HEADS * DIMS;
-    int step = begin, unit = work.unit_of(begin);
+    const int token = span * TILE;
+    const Places places;
+    ring += span * TILE_BYTES + warp % KV_HEADS * HEAD_BYTES;
+    int step = begin, unit = work.unit_of(begin), stage = 0, parity = 0;
     Asked asked(given, work, unit);
     for (; step < end; unit++) {
         const int start = work.starts[unit], after = work.starts[unit + 1];
         const int length = work.lengths[unit], until = min(end, after);
-        int first = (step - start) * STEP + span * TILE;
+        int first = (step - start) * STEP + token;
         const Queries queries = asked.queries();
         const float value_scale = asked.value_scale;
         if (after < end) asked = Asked(given, work, unit + 1);
         Attended attended;
         for (; step < until; step++, first += STEP) {
-            const int round = step - begin, stage = round % STAGES;
-            barrier_wait(full + 8 * stage, round / STAGES & 1);
+            barrier_wait(full + 8 * stage, parity);
             if (first < length) {
-                const Tile tile = tile_of(mine + stage * STAGE_BYTES, first, length);
-                const int left = length - first - token_of(lane / 4);
-                attended.add(tile, queries, left > 0, left > 2);
+                const Tile tile = places.of(ring + stage * STAGE_BYTES, first, length);
+                const int left = length - first - places.token;
+                attended.add(tile, queries, left > 0, left > 8);
             }
             __syncwarp();
             if (lane == 0) barrier_arrive(empty + 8 * stage);
+            if (++stage == STAGES) stage = 0, parity ^= 1;
         }
         if (!merged_spans(parts, attended)) continue;
         if (begin <= start && after <= end)
@@ -364,7 +373,7 @@ __device__ __forceinline__ void attend_steps(const Attention& given, const Work&
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     attend(const __grid_constant__ Attention given) {
-    extern __shared__ __align__(128) unsigned char ring[];
+    extern __shared__ __align__(1024) unsigned char ring[];
     __shared__ u64 barriers[2][STAGES];
     float4* parts = (float4*)(ring + STAGES * STAGE_BYTES);
     int* memory = (int*)(parts + (WARPS - KV_HEADS) * Part::SIZE);
@@ -381,7 +390,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     work.share_out();
     const int begin = work.begin(blockIdx.x), end = work.begin(blockIdx.x + 1);
     const bool copies = threadIdx.x / 32 == WARPS;
-    if (copies) copy_steps(given.cache, work, begin, end, ring, full, empty);
+    if (copies) copy_steps(given, work, begin, end, ring, full, empty);
     wait_for_the_kernel_before();
     if (!copies && begin < end) attend_steps(given, work, begin, end, ring, parts, full, empty);
 }

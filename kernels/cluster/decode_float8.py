@@ -25,6 +25,7 @@ from kernels.cluster.program import (
     can_run_on,
     num_processors,
 )
+from kernels.cluster.tensor_map import TensorMap, tensor_map
 
 SOURCE = Path(__file__).with_name("decode_float8.cu")
 NEWEST = 64  # tokens of a sequence, at most, that a step of the model writes before it attends
@@ -39,6 +40,8 @@ log = logging.getLogger(__name__)
 
 class _Attention(ctypes.Structure):
     _fields_ = (
+        ("keys", TensorMap),
+        ("values", TensorMap),
         ("q", ctypes.c_void_p),
         ("out", ctypes.c_void_p),
         ("parts", ctypes.c_void_p),
@@ -107,7 +110,8 @@ class DecodeFloat8:
         cache = float8_cache.described(*given, num_heads, scale)
         addresses = (x.data_ptr() for x in (q, out, self._parts, self._arrived))
         kernel = self._kernel(num_rows * num_kv_heads // self._shape.kv_heads)
-        kernel(_Attention(*addresses, q.stride(0), num_rows, cache))
+        maps = (tensor_map(x, self._shape.kv_heads) for x in (k_cache, v_cache))
+        kernel(_Attention(*maps, *addresses, q.stride(0), num_rows, cache))
         return out
 
     def _kernel(self, num_units: int) -> Kernel:
@@ -137,7 +141,7 @@ class BlockShape:
     @property
     def shared_bytes(self) -> int:
         """Of the ring, and of what warps leave for each other."""
-        step = self.spans * TILE // 4 * (8 * self.kv_heads * DIMS + 32)
+        step = self.spans * 2 * self.kv_heads * TILE * DIMS
         return self.stages * step + (self.spans - 1) * self.kv_heads * _PART_BYTES
 
 

@@ -12,6 +12,7 @@
 #define TILE 16            // tokens
 #define HEADS 8            // of queries, at most
 #define PAIRS (DIMS / 16)  // of dims that a lane has
+#define HEADROOM 8.0f      // a weight is at most two to this
 
 struct Float8Cache {
     unsigned char *keys, *values;
@@ -25,11 +26,12 @@ struct Float8Cache {
 // Two 8-bit floats, of the lower half of a word or of the upper one.
 __device__ __forceinline__ u32 widened_pair(u32 word, int half) {
     u32 pair;
-    const u16 bytes = half ? word >> 16 : word & 0xffff;
+    u16 lower, upper;
+    asm("mov.b32 {%0, %1}, %2;" : "=h"(lower), "=h"(upper) : "r"(word));
 #if IS_E5M2
-    asm("cvt.rn.f16x2.e5m2x2 %0, %1;" : "=r"(pair) : "h"(bytes));
+    asm("cvt.rn.f16x2.e5m2x2 %0, %1;" : "=r"(pair) : "h"(half ? upper : lower));
 #else
-    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(pair) : "h"(bytes));
+    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(pair) : "h"(half ? upper : lower));
 #endif
     return pair;
 }
@@ -85,6 +87,20 @@ struct Attended {
     __device__ __forceinline__ Attended()
         : peaks{MINUS_INFINITY, MINUS_INFINITY}, totals{}, sums{} {}
 
+    // What came before is divided by what its peak rises by.
+    __device__ __forceinline__ void raise_peaks(const float (&scores)[4]) {
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            const float top = fmaxf(peaks[h], column_max(fmaxf(scores[h], scores[2 + h])));
+            const float shrink = exp2_of(peaks[h] - top);
+            peaks[h] = top;
+            totals[h] *= shrink;
+#pragma unroll
+            for (int pair = 0; pair < PAIRS; pair++)
+                sums[pair][h] *= shrink, sums[pair][2 + h] *= shrink;
+        }
+    }
+
     // A tile, of whose tokens a lane has the keys of two; whether these are inside the context.
     __device__ __forceinline__ void add(const Tile& now, const Queries& queries, bool inside,
                                         bool inside8) {
@@ -100,21 +116,18 @@ struct Attended {
             }
 #pragma unroll
         for (int i = 0; i < 4; i++) scores[i] += others[i];
-        float shrink[2];
+        bool is_higher = false;
 #pragma unroll
-        for (int h = 0; h < 2; h++) {
-#pragma unroll
-            for (int r = 0; r < 2; r++) {
-                float& score = scores[2 * r + h];
-                score = (r ? inside8 : inside) ? score * queries.scales[h] : MINUS_INFINITY;
-            }
-            const float top = fmaxf(peaks[h], column_max(fmaxf(scores[h], scores[2 + h])));
-            shrink[h] = exp2_of(peaks[h] - top);
-            peaks[h] = top;
-            scores[h] = exp2_of(scores[h] - top);
-            scores[2 + h] = exp2_of(scores[2 + h] - top);
-            totals[h] = totals[h] * shrink[h] + scores[h] + scores[2 + h];
+        for (int i = 0; i < 4; i++) {
+            const float score = scores[i] * queries.scales[i % 2];
+            scores[i] = (i < 2 ? inside : inside8) ? score : MINUS_INFINITY;
+            is_higher |= scores[i] > peaks[i % 2] + HEADROOM;
         }
+        if (__any_sync(FULL, is_higher)) raise_peaks(scores);
+#pragma unroll
+        for (int i = 0; i < 4; i++) scores[i] = exp2_of(scores[i] - peaks[i % 2]);
+        totals[0] += scores[0] + scores[2];
+        totals[1] += scores[1] + scores[3];
         const u32 weights[2] = {transposed(packed_halves(scores[0], scores[1])),
                                 transposed(packed_halves(scores[2], scores[3]))};
 #pragma unroll
@@ -126,8 +139,6 @@ struct Attended {
                 choose_bytes(word_of(now.values[0], w), word_of(now.values[1], w), which);
             const u32 odd =
                 choose_bytes(word_of(now.values[2], w), word_of(now.values[3], w), which);
-#pragma unroll
-            for (int i = 0; i < 4; i++) sums[pair][i] *= shrink[i % 2];
             multiply_halves(sums[pair], widened_pair(even, 0), widened_pair(even, 1),
                             widened_pair(odd, 0), widened_pair(odd, 1), weights[0], weights[1]);
         }

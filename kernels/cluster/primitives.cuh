@@ -22,6 +22,11 @@ __device__ __forceinline__ u16 narrowed(float x) {
 }
 __device__ __forceinline__ float rounded(float x) { return widened(narrowed(x)); }
 
+// The same number, of which the compiler knows nothing.
+__device__ __forceinline__ int opaque(int x) {
+    asm volatile("" : "+r"(x));
+    return x;
+}
 __device__ __forceinline__ float exp2_of(float x) {
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -156,24 +161,29 @@ template <int LEFT>
 __device__ __forceinline__ void wait_for_copies() {
     asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
 }
+__device__ __forceinline__ void copy_ahead(void* to, const void* from, u32 num_bytes, u32 barrier) {
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
+            "r"(shared_address(to)),
+        "l"(from), "r"(num_bytes), "r"(barrier)
+        : "memory");
+}
 // A policy for what is read once: it leaves L2 before other lines.
 __device__ __forceinline__ u64 read_once() {
     u64 policy;
     asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
     return policy;
 }
-__device__ __forceinline__ void copy_ahead(void* to, const void* from, u32 num_bytes, u32 barrier,
-                                           u64 policy) {
+// A tensor of four dimensions, as `tensor_map.py` describes it, of which a box is copied: from the
+// first number of its first dimension, and from these of the others.
+struct alignas(64) TensorMap {
+    u64 words[16];
+};
+__device__ __forceinline__ void copy_ahead(void* to, const TensorMap& from, int second, int third,
+                                           int fourth, u32 barrier, u64 policy) {
     asm volatile(
-        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
-        "[%0], [%1], %2, [%3], %4;" ::"r"(shared_address(to)),
-        "l"(from), "r"(num_bytes), "r"(barrier), "l"(policy)
-        : "memory");
-}
-__device__ __forceinline__ void copy_ahead(void* to, const void* from, u32 num_bytes, u32 barrier) {
-    asm volatile(
-        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
-            "r"(shared_address(to)),
-        "l"(from), "r"(num_bytes), "r"(barrier)
+        "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+        ".L2::cache_hint [%0], [%1, {%2, %3, %4, %5}], [%6], %7;" ::"r"(shared_address(to)),
+        "l"(&from), "r"(0), "r"(second), "r"(third), "r"(fourth), "r"(barrier), "l"(policy)
         : "memory");
 }

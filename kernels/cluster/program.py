@@ -53,19 +53,19 @@ class Kernel:
         self._function = function
         attributes = driver.CUfunction_attribute
         shared = attributes.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-        (allowed,) = _checked(driver.cuFuncGetAttribute(shared, function))
+        (allowed,) = checked(driver.cuFuncGetAttribute(shared, function))
         if launch.shared_bytes > allowed:  # another launch of the function may need more
-            _checked(driver.cuFuncSetAttribute(function, shared, launch.shared_bytes))
+            checked(driver.cuFuncSetAttribute(function, shared, launch.shared_bytes))
         if launch.cluster > _LARGEST_PORTABLE_CLUSTER:
             allowed = attributes.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
-            _checked(driver.cuFuncSetAttribute(function, allowed, 1))
+            checked(driver.cuFuncSetAttribute(function, allowed, 1))
         self._launch = launch
         self._attributes = self._launch_attributes()
 
     def most_active_clusters(self) -> int:
         """How many clusters of this shape the device runs at once."""
         config = self._config(0, self._attributes[:1])
-        (number,) = _checked(self._driver.cuOccupancyMaxActiveClusters(self._function, config))
+        (number,) = checked(self._driver.cuOccupancyMaxActiveClusters(self._function, config))
         return int(number)
 
     def __call__(self, *arguments: "torch.Tensor | int | float | ctypes.Structure") -> None:
@@ -74,7 +74,7 @@ class Kernel:
         pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
         config = self._config(torch.cuda.current_stream().cuda_stream, self._attributes)
         address = ctypes.addressof(pointers)
-        _checked(self._driver.cuLaunchKernelEx(config, self._function, address, 0))
+        checked(self._driver.cuLaunchKernelEx(config, self._function, address, 0))
 
     def _launch_attributes(self) -> list[Any]:
         driver, ids = self._driver, self._driver.CUlaunchAttributeID
@@ -144,11 +144,11 @@ class Program:
         torch.cuda.current_stream()  # makes the context
         source = CudaSource.of(path, defines, torch.cuda.get_device_capability())
         self._driver = driver
-        (self._module,) = _checked(driver.cuModuleLoadData(_image(source, kept)))
+        (self._module,) = checked(driver.cuModuleLoadData(_image(source, kept)))
 
     def kernel(self, name: str, launch: Launch) -> Kernel:
         """A kernel of the source. Raises CannotCompile if the device cannot hold its launch."""
-        (function,) = _checked(self._driver.cuModuleGetFunction(self._module, name.encode()))
+        (function,) = checked(self._driver.cuModuleGetFunction(self._module, name.encode()))
         return Kernel(self._driver, function, launch)
 
 
@@ -176,21 +176,22 @@ def _compiled(source: CudaSource) -> bytes:
     created = nvrtc.nvrtcCreateProgram(
         source.path.read_bytes(), source.path.name.encode(), len(texts), texts, names
     )
-    (program,) = _checked(created)
+    (program,) = checked(created)
     options = [option.encode() for option in source.options]
     (error,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
     if error != nvrtc.nvrtcResult.NVRTC_SUCCESS:
-        (size,) = _checked(nvrtc.nvrtcGetProgramLogSize(program))
+        (size,) = checked(nvrtc.nvrtcGetProgramLogSize(program))
         log = b" " * size
-        _checked(nvrtc.nvrtcGetProgramLog(program, log))
+        checked(nvrtc.nvrtcGetProgramLog(program, log))
         raise CannotCompile(f"{source.path.name}: {log.decode(errors='replace')}")
-    (size,) = _checked(nvrtc.nvrtcGetCUBINSize(program))
+    (size,) = checked(nvrtc.nvrtcGetCUBINSize(program))
     image: bytes = b" " * size
-    _checked(nvrtc.nvrtcGetCUBIN(program, image))
+    checked(nvrtc.nvrtcGetCUBIN(program, image))
     return image
 
 
-def _checked(answer: tuple[Any, ...]) -> tuple[Any, ...]:
+def checked(answer: tuple[Any, ...]) -> tuple[Any, ...]:
+    """What a call of the driver or the compiler returned. Raises CannotCompile with its error."""
     error, *rest = answer
     if int(error) != 0:
         raise CannotCompile(str(error))

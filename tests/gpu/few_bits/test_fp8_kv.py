@@ -156,6 +156,27 @@ def test_contexts_are_shared_out_whatever_their_lengths(lengths, num_kv_heads):
 
 
 @pytest.mark.gpu
+@kinds
+@pytest.mark.parametrize("factor", [0.0, 0.01, 0.2])
+def test_scores_that_rise_by_little_and_by_much(factor, kv_dtype):
+    """With 0.2 by up to 90, some 7 a tile; they fall for another head."""
+    q, (k, v, _), _, tables, lens = ragged(4, 16, kv_dtype)
+    both, places = torch.stack((k, v), 2), torch.arange(max(LENGTHS), device=CUDA)
+    doublings = places[:, None] / 200 * torch.tensor([1.0, -1.0, 0.25], device=CUDA)
+    ramp = doublings.clamp(-6, 6).exp2()[..., None]
+    for row in tables.long():
+        keys = both[row[places // 16], places % 16, 0].float().abs() * ramp
+        both[row[places // 16], places % 16, 0] = keys.clamp(max=400).to(kv_dtype)
+    scales = fp8.scale_table(*torch.ones((2, 3), device=CUDA))
+    kernel = decode_float8.kernel_for(q, k)
+    assert kernel is not None
+    found = kernel.attend(q.abs(), *both.unbind(2), tables, lens, SCALE * factor, scales)
+    exact = both.bfloat16().unbind(2)
+    expected = paged_decode_attention(q.abs(), *exact, tables, lens, SCALE * factor)
+    assert_rows_near(found, expected, lens)
+
+
+@pytest.mark.gpu
 def test_a_graph_shares_contexts_out_anew_at_each_replay():
     q, (k, v, scales), exact, tables, lens = ragged(
         4, 16, torch.float8_e4m3fn, 8, tuple(range(1, 800, 7))

@@ -9,6 +9,7 @@ import torch
 from kernels.cluster import decode_float8, decode_float8_rows, narrow_rows
 from kernels.cluster.float8_cache import Float8Cache
 from kernels.cluster.program import CannotCompile, Kernel, Launch
+from kernels.cluster.tensor_map import TensorMap
 from kernels.quantized import rounding
 from kernels.quantized.narrow import NarrowWeight
 from kernels.quantized.scaled import ScaledWeight
@@ -84,7 +85,7 @@ def test_arguments_are_those_of_the_sources(
     lines = [line.split("//")[0] for line in body[1].splitlines()]
     declared = " ".join(lines).replace("*", " ").split(";")
     words = {"const", "u16", "u32", "unsigned", "char", "float", "float4", "int", "i64"}
-    words.add("Float8Cache")
+    words |= {"Float8Cache", "TensorMap"}
     names = [
         name.strip()
         for part in declared
@@ -92,6 +93,29 @@ def test_arguments_are_those_of_the_sources(
         if name.strip()
     ]
     assert names == [field[0] for field in given._fields_]
+
+
+def test_a_launch_with_tensor_maps_is_as_large_as_the_device_takes_it_to_be() -> None:
+    assert ctypes.sizeof(TensorMap) == 128
+    assert ctypes.sizeof(decode_float8._Attention) % 64 == 0  # what they are aligned to
+
+
+def test_lanes_that_read_at_once_meet_no_bank_twice() -> None:
+    """With the order of tokens and of their 16-byte pieces as in `decode_float8.cu`."""
+
+    def token_of(row: int) -> int:
+        return (row // 2 + row % 2 * 2) % 4 * 2 + row % 2
+
+    def bank_of(token: int, piece: int) -> int:
+        return piece ^ token % 8
+
+    assert sorted(map(token_of, range(8))) == list(range(8))
+    for lanes in (range(i, i + 8) for i in range(0, 32, 8)):
+        places = [(lane // 4, lane % 4) for lane in lanes]
+        for half in (0, 4):
+            assert len({bank_of(token_of(g), half + t) for g, t in places}) == 8
+        for odd in (0, 1):
+            assert len({bank_of(token_of(2 * t + odd), g) for g, t in places}) == 8
 
 
 @pytest.mark.parametrize(
