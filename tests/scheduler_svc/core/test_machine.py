@@ -210,6 +210,17 @@ def _take_back_no_counters(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Planner, "take_back", lambda self, plans, last_step_id: None)
 
 
+# Some are found late: the search begins where they were found, and goes on if that has changed.
+FOUND_IN = {
+    _count_refused_drafts_as_computed: 4,
+    _plan_on_before_a_range_is_known: 4,
+    _count_lost_reports_as_told: 5,
+    _forget_that_hits_leave_the_queue: 6,
+    _skip_what_is_to_be_reported: 6,
+    _take_back_no_counters: 8,
+}
+
+
 @pytest.mark.parametrize(
     "plant",
     [
@@ -234,8 +245,7 @@ def test_a_planted_bug_is_found(
     plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plant(monkeypatch)
-    # One is found late: the search begins where it was found, and goes on if that has changed.
-    first = 40 if plant is _count_lost_reports_as_told else 0
+    first = FOUND_IN.get(plant, 0)
     with pytest.raises(Failed):
         for episode in range(first, first + 80):
             run_episode(seed=1, episode=episode, num_actions=500, tally=Tally(), tell=False)
