@@ -173,7 +173,7 @@ class View:
         """The slots that hold a sequence and verify no drafts, ascending: it is known how far
         they will be once the steps in flight are done."""
         slots, drafting = self.live_slots(), self._table.drafting_slots
-        return slots[~np.isin(slots, list(drafting))] if drafting else slots
+        return slots[~self._table.are_among(slots, drafting)] if drafting else slots
 
     def is_slot_free(self) -> NDArray[np.bool_]:
         """By slot: whether a sequence could enter it now. Others are live or fenced."""

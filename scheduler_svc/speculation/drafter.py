@@ -48,12 +48,13 @@ class _Course:
         """Takes note of tokens that came after those seen."""
         self.num_seen += len(came)
         self.is_fresh = False
-        for token_id in came.tolist():
-            if not len(self.predicted):
-                return
-            came_true = bool(self.predicted[0] == token_id)
+        for token_id, expected in zip(came.tolist(), self.predicted.tolist(), strict=False):
+            came_true = token_id == expected
             self.probability = _FADE * self.probability + (1 - _FADE) * came_true
-            self.predicted = self.predicted[1:] if came_true else self.predicted[:0]
+            if not came_true:
+                self.predicted = self.predicted[:0]
+                return
+        self.predicted = self.predicted[len(came) :]
 
 
 class Drafter:
@@ -145,8 +146,10 @@ class Drafter:
         if prices is None or not drafting or self._prices.is_stale:
             return []
         slots = np.array([s.slot for s in drafting], dtype=np.intp)
-        others = np.setdiff1d(self._core.view.running_slots(), slots)
-        left_s = self._delays.left_s(np.append(slots, others))
+        is_drafting = np.zeros(self._max_positions, dtype=np.bool_)  # by slot
+        is_drafting[slots] = True
+        running = self._core.view.running_slots()
+        left_s = self._delays.left_s(np.concatenate([slots, running[~is_drafting[running]]]))
         probabilities = np.array([course.probability for course in drafting.values()])
         gains = self._acceptance.expected(probabilities)
         for row, course in enumerate(drafting.values()):
@@ -167,12 +170,11 @@ class Drafter:
     def _foreseen(self) -> dict[Sequence, _Course]:
         """The requests whose tokens predict the next ones, and have done so well enough."""
         watched = {s: course for s, course in self._courses.items() if s.request.takes_drafts}
+        token_ids = self._core.view.token_ids
         for sequence, course in watched.items():
             num_known = self._num_known(sequence)
             if num_known > course.num_seen:
-                course.compare(
-                    self._core.view.token_ids[sequence.slot, course.num_seen : num_known]
-                )
+                course.compare(token_ids[sequence.slot, course.num_seen : num_known])
         self._look_up({s: course for s, course in watched.items() if not len(course.predicted)})
         return {
             s: course

@@ -4,6 +4,7 @@ A step touches hundreds of sequences and changes two or three numbers of each; a
 a few vector operations. The table only stores: other modules decide the values.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -171,6 +172,13 @@ class SlotTable:
         self.is_live[:] = self.is_prefilling[:] = False
         self.prompt_output_slots.clear()
         self.drafting_slots.clear()
+
+    def are_among(self, slots: NDArray[np.integer], some: Iterable[int]) -> NDArray[np.bool_]:
+        """Which of these slots [rows] are among some others."""
+        is_one = np.zeros(len(self.is_live), dtype=np.bool_)
+        is_one[list(some)] = True
+        found: NDArray[np.bool_] = is_one[slots]
+        return found
 
     def facts(self, index: Index) -> Facts:
         """The constant columns of the sequences in these slots."""

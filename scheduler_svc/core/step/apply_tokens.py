@@ -14,7 +14,7 @@ from scheduler_svc.core.kv.sealing import seal
 from scheduler_svc.core.kv.slots import Index, Slots
 from scheduler_svc.core.request.config import Policy, SchedulerConfig
 from scheduler_svc.core.request.fault import blaming
-from scheduler_svc.core.request.request import FinishReason, TokenIds
+from scheduler_svc.core.request.request import FinishReason, Request, TokenIds
 from scheduler_svc.core.request.sequence import End, Sequence, Status
 from scheduler_svc.core.request.timeline import Phase
 from scheduler_svc.core.step.plan import (
@@ -29,6 +29,15 @@ from scheduler_svc.core.step.state import SchedulerState
 _NOT_FINITE = "the model's logits were not finite"
 
 
+@dataclass(slots=True)
+class _Range:
+    """Tokens of one sequence, from a row of the result on."""
+
+    request: Request
+    token_ids: TokenIds
+    first: int
+
+
 @dataclass(slots=True)  # mutable for speed, as plans are
 class TokenUpdate:
     """Tokens of a step as columns, and the sequences that they end."""
@@ -39,15 +48,17 @@ class TokenUpdate:
     sampled_rows: Index | None  # row of the result per token; None: all rows, in order
     ends: list[End]
 
-    def add(self, sequence: Sequence, token_ids: TokenIds, first: int) -> None:
-        """Adds tokens of one sequence that begin at row `first` of the result."""
-        count, request = len(token_ids), sequence.request
-        rows = self.sampled_rows
-        assert rows is not None
-        self.clients = np.append(self.clients, [request.client] * count).astype(np.int32)
-        self.handles = np.append(self.handles, [request.handle] * count).astype(np.uint32)
-        self.token_ids = np.append(self.token_ids, token_ids)
-        self.sampled_rows = np.append(rows, np.arange(first, first + count, dtype=np.intp))
+    def add(self, ranges: list[_Range]) -> None:
+        """Adds the tokens of sequences with drafts, all at once: a step may have many of them."""
+        assert self.sampled_rows is not None
+        counts = [len(one.token_ids) for one in ranges]
+        clients = np.array([one.request.client for one in ranges], dtype=np.int32)
+        handles = np.array([one.request.handle for one in ranges], dtype=np.uint32)
+        self.clients = np.concatenate([self.clients, clients.repeat(counts)])
+        self.handles = np.concatenate([self.handles, handles.repeat(counts)])
+        self.token_ids = np.concatenate([self.token_ids, *(one.token_ids for one in ranges)])
+        rows = [np.arange(r.first, r.first + n) for r, n in zip(ranges, counts, strict=True)]
+        self.sampled_rows = np.concatenate([self.sampled_rows, *rows])
 
     def with_ends(
         self, finished: list[Finished], deliveries: list[PromptOutputDelivery]
@@ -124,12 +135,13 @@ class TokenUpdates:
         if counts is None:
             counts = np.ones(len(slots), dtype=np.int32)
         firsts = np.cumsum(counts) - counts
-        has_drafts = np.isin(slots, list(plan.drafts))
+        has_drafts = self._state.table.are_among(slots, plan.drafts)
         plain = firsts[~has_drafts]
         update = self._take_one_each(plan, slots[~has_drafts], _part(result, plain), appended_late)
         if update.sampled_rows is None:
             update.sampled_rows = np.arange(len(plain), dtype=np.intp)
         update.sampled_rows = plain[update.sampled_rows].astype(np.intp)
+        ranges = []
         for slot, first, count in zip(
             slots[has_drafts].tolist(),
             firsts[has_drafts].tolist(),
@@ -137,7 +149,9 @@ class TokenUpdates:
             strict=True,
         ):
             found = _part(result, np.arange(first, first + count))
-            self._take_range(update, slot, len(plan.drafts[slot]), first, found, appended_late)
+            num_drafted = len(plan.drafts[slot])
+            ranges += self._take_range(update, slot, num_drafted, first, found, appended_late)
+        update.add(ranges)
         return update
 
     def _take_range(
@@ -148,19 +162,22 @@ class TokenUpdates:
         first: int,
         found: StepResult,
         appended_late: list[Sequence],
-    ) -> None:
-        """Appends what one row with drafts brought; its tokens begin at `first` of the result."""
+    ) -> list[_Range]:
+        """Appends what one row with drafts brought; its tokens begin at `first` of the result.
+
+        Returns what is to be told, nothing of a sequence that has ended.
+        """
         state, table = self._state, self._state.table
         sequence = table.sequence[slot] or state.departed.get(slot)
         if sequence is None or sequence.status is Status.FINISHED:
-            return
+            return []
         known = int(table.num_tokens[slot]) if sequence.slot == slot else len(sequence.token_ids)
         num_good = min(found.bad_rows, default=len(found.token_ids))
         token_ids, end = _until_its_end(sequence, known, found.token_ids[:num_good])
         with blaming(sequence.request.request_id):
             if sequence.slot == slot:
                 last = table.settle(slot, token_ids)
-                if self._config.enable_prefix_caching:
+                if self._config.enable_prefix_caching and last >= table.seal_at[slot]:
                     index = np.array([slot], dtype=np.intp)
                     seal(table, state.pool.cache, index, np.array([last], dtype=np.int32))
                 if self._config.policy is Policy.FAIR:
@@ -173,8 +190,8 @@ class TokenUpdates:
         if end is None and found.bad_rows:
             state.forget(slot)
             end = _failure(sequence, found.dead_ends.get(num_good))
-        update.add(sequence, token_ids, first)
         update.ends += [] if end is None else [end]
+        return [_Range(sequence.request, token_ids, first)]
 
     def begin_decoding(self, slots: Slots) -> None:
         """Ends the prefill phase of slots that sample their first token since admission."""
@@ -265,6 +282,8 @@ class TokenUpdates:
 
 def _part(result: StepResult, rows: NDArray[np.integer]) -> StepResult:
     """Some rows of a result, numbered anew."""
+    if not result.bad_rows:
+        return StepResult(result.step_id, result.token_ids[rows])
     bad = [n for n, row in enumerate(rows.tolist()) if row in result.bad_rows]
     dead_ends = {n: why for n in bad if (why := result.dead_ends.get(int(rows[n]))) is not None}
     return StepResult(result.step_id, result.token_ids[rows], tuple(bad), (), dead_ends)

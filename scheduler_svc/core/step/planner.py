@@ -381,7 +381,7 @@ class Planner:
         """Handles the few running rows that have prompt outputs to report or sample nothing."""
         table = self._state.table
         of_the_admitted, draft.due_prompt_outputs = draft.due_prompt_outputs, []
-        for row in np.flatnonzero(np.isin(draft.index, list(table.prompt_output_slots))).tolist():
+        for row in np.flatnonzero(table.are_among(draft.index, table.prompt_output_slots)).tolist():
             slot = int(draft.index[row])
             sequence = table.sequence[slot]
             assert sequence is not None

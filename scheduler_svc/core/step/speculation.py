@@ -23,7 +23,7 @@ class Speculation:
     def hold(self, draft: Draft, chunks: NDArray[np.int32], drafts: Drafts) -> None:
         """Leaves out the rows [rows] whose next token is not known yet and will be drafted from."""
         table = self._state.table
-        is_held = np.isin(draft.index, [*drafts, *table.drafting_slots])
+        is_held = table.are_among(draft.index, [*drafts, *table.drafting_slots])
         chunks[is_held & (draft.planned > table.num_tokens[draft.index])] = 0
 
     def add(self, draft: Draft, chunks: NDArray[np.int32], drafts: Drafts, budget: int) -> bool:
@@ -35,7 +35,7 @@ class Speculation:
         left = min(budget - int(chunks.sum()), self._positions_left(chunks))
         fitting: dict[int, TokenIds | WorkerDraft] = {}
         table, index = self._state.table, draft.index
-        for row in np.flatnonzero(np.isin(index, list(drafts)) & (chunks == 1)).tolist():
+        for row in np.flatnonzero(table.are_among(index, drafts) & (chunks == 1)).tolist():
             slot = int(index[row])
             if table.is_prefilling[slot]:
                 continue
