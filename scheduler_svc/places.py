@@ -40,9 +40,11 @@ def _ranked(places: list[Place], sequence: Sequence) -> list[Place]:
 
 def tiers(places: list[Place]) -> list[list[Place]]:
     """The places by where a new request should go: open groups, lost ones, drained ones."""
-    is_open = [place for place in places if place.group.is_open]
-    is_drained = [p for p in places if p.group.why_drained and p not in is_open]
-    return [is_open, [p for p in places if p not in is_open and p not in is_drained], is_drained]
+    is_open, is_lost, is_drained = list[Place](), list[Place](), list[Place]()
+    for place in places:
+        is_other = is_drained if place.group.why_drained else is_lost
+        (is_open if place.group.is_open else is_other).append(place)
+    return [is_open, is_lost, is_drained]
 
 
 def move_all(source: Place, targets: list[Place], now_s: float) -> None:
