@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from triton.runtime.cache import triton_key
 
 from kernels import compile_only
 from worker_svc.config import WorkerConfig
@@ -74,6 +75,10 @@ def penalize(runner: CudaRunner, num_rows: int) -> None:
 
 
 if __name__ == "__main__":
+    # Forks have what takes seconds: the key of Triton is a hash of all its files, and a difference
+    # of tensors without a device loads torch's compiler.
+    triton_key()
+    _ = torch.empty(1, device=META) - 1
     for folder in sys.argv[2:]:
         if not (child := os.fork()):
             main(Path(folder), json.loads(sys.argv[1]))
