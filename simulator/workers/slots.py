@@ -63,10 +63,10 @@ class FakeSlots:
         self._prompt_requests: dict[int, PromptOutputRequest] = {}  # by slot
         self._host_blocks = HostBlocks(num_host_blocks)
         self._rows: NDArray[np.integer] | None = None  # of the last step, if it was computed
-        # Unused rows take address space, not memory; zeros would often be written, in each worker.
+        # Unused rows take address space, not memory.
         max_blocks = -(-max_model_len // block_size)
-        self._tables = np.empty((max_num_seqs, max_blocks), dtype=np.int32)
-        self._token_ids = np.empty((max_num_seqs, max_model_len + 1), dtype=np.int32)
+        self._tables = np.zeros((max_num_seqs, max_blocks), dtype=np.int32)
+        self._token_ids = np.zeros((max_num_seqs, max_model_len + 1), dtype=np.int32)
         self._weights = block_weights(max_blocks)
 
     @property
