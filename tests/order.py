@@ -17,7 +17,8 @@ APART = ("e2e/test_dtypes.py",)
 # with one process that computes them while the others have nothing left.
 LONG = (
     "product", "deploy/images/test_replayed_images.py", "e2e/rolling/test_standby.py",
-    "e2e/speculation/test_products.py", "scheduler_svc/standby/test_standby.py",
+    "e2e/speculation/test_products.py", "e2e/test_worker_death.py",
+    "scheduler_svc/standby/test_standby.py",
 )  # fmt: skip
 
 # One makes and removes network interfaces, at which a browser gives up its connections.

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.conftest import Product, wait_until_all_is_free
+from tests.e2e.conftest import Product, serving, wait_until_all_is_free
 from tests.e2e.history import History
 from tests.e2e.streams import Streams, assert_unnoticed
 from tests.pace import patience
@@ -27,8 +27,11 @@ NUM_KILLS = 10
 
 
 @pytest.fixture(scope="module")
-def product(tiny_product: Product) -> Product:
-    return tiny_product
+def product(terse_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Product]:
+    """One of its own: each of its many workers reads the words of the model when it starts."""
+    small = ("--threads", "1", "--kv-cache-gib", "0.3")
+    with serving(terse_model, tmp_path_factory.mktemp("logs"), small) as running:
+        yield running
 
 
 @pytest.fixture(scope="module")
@@ -209,8 +212,8 @@ class TwoGroups(Product):
 
 
 @pytest.fixture
-def two_groups(tiny_model: Path, tmp_path: Path) -> Iterator[TwoGroups]:
-    running = TwoGroups(tiny_model, tmp_path)
+def two_groups(terse_model: Path, tmp_path: Path) -> Iterator[TwoGroups]:
+    running = TwoGroups(terse_model, tmp_path)
     try:
         running.start_workers()
         running.start_scheduler()

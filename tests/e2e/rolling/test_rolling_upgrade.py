@@ -59,8 +59,8 @@ class Registering(Product):
 
 
 @pytest.fixture(scope="module")
-def product(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Registering]:
-    with Registering(tiny_model, tmp_path_factory.mktemp("rolling")) as running:
+def product(terse_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Registering]:
+    with Registering(terse_model, tmp_path_factory.mktemp("rolling")) as running:
         running.start_worker(*SMALL)
         running.start_scheduler()
         running.start_gateway()

@@ -94,8 +94,8 @@ class Pair(Product):
 
 
 @pytest.fixture(scope="module")
-def pair(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    running = Pair(tiny_model, tmp_path_factory.mktemp("standby"))
+def pair(terse_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    running = Pair(terse_model, tmp_path_factory.mktemp("standby"))
     try:
         running.start_worker(*SMALL)
         running.start_gateway()
