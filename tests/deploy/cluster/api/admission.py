@@ -2,12 +2,16 @@
 
 import re
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 import kubernetes_validate
 
 from tests.deploy.cluster.api.discovery import VERSION
 from tests.deploy.cluster.api.kinds import Kind
+
+# Else each object reads the schema of its kind, and a megabyte of definitions, once more.
+kubernetes_validate.utils.schema_contents = cache(kubernetes_validate.utils.schema_contents)
 
 Object = dict[str, Any]
 CUSTOM = ("monitoring.coreos.com", "keda.sh", "cert-manager.io", "gateway.networking.k8s.io")
