@@ -83,6 +83,17 @@ class Streams:
         assert has_ended, self.product.log_of("scheduler_svc")
         return self.num_tokens >= wanted
 
+    def wait_until_all_go_on(self) -> bool:
+        """Waits until each request has had a further token, or its end; False if all have ended."""
+        before = [len(history.pieces) for history in self.histories]
+        pairs = list(zip(self.histories, before, strict=True))
+        with self._changed:
+            have_gone_on = self._changed.wait_for(
+                lambda: all(_has_gone_on(*pair) for pair in pairs), TIMEOUT_S
+            )
+        assert have_gone_on, self.product.log_of("scheduler_svc")
+        return not self.are_over
+
     def wait_until_all_are_accepted(self) -> None:
         """Waits until the scheduler has, or has had, every request.
 
@@ -125,6 +136,11 @@ class Streams:
             self.num_tokens += num_tokens
             self._num_running -= num_ended
             self._changed.notify_all()
+
+
+def _has_gone_on(history: History, num_pieces: int) -> bool:
+    has_ended = bool(history.error or (history.pieces and history.pieces[-1].finish_reason))
+    return has_ended or len(history.pieces) > num_pieces
 
 
 def _piece(delta: inference_pb2.OutputDelta) -> Piece:

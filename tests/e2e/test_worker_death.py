@@ -97,11 +97,16 @@ def test_streams_survive_ten_kills_of_the_worker(
         for number in range(NUM_KILLS):
             # A token of every running request in between: one that was lost twice in a row without
             # any is taken for the cause, and ended.
-            if not until_a_moment(streams, rng, calm, *((80, 160) if number else (1, 1))):
+            if number and not streams.wait_until_all_go_on():
+                return
+            if not until_a_moment(streams, rng, calm, *((1, 80) if number else (1, 1))):
                 return
             killed_at.append(streams.num_tokens)
             kill_worker(product)
             product.start_worker()
+            # What the one before has computed is on its way no more.
+            while num_losses(product) - before <= number:
+                time.sleep(0.02)
 
     before = num_losses(product)
     seen = Streams(product, NUM_TOKENS, calm.stop).run(kill_ten_times)
