@@ -83,6 +83,13 @@ def num_losses(product: Product) -> int:
     return int(product.status()["groups"][0].get("num_losses", 0))
 
 
+def wait_until_lost(product: Product, wanted: int) -> None:
+    deadline = time.monotonic() + patience(30)
+    while num_losses(product) < wanted:
+        assert time.monotonic() < deadline, product.log_of("scheduler_svc")
+        time.sleep(0.02)
+
+
 def assert_all_is_free(product: Product) -> None:
     product.wait_until_ready()
     wait_until_all_is_free(product)
@@ -105,8 +112,7 @@ def test_streams_survive_ten_kills_of_the_worker(
             kill_worker(product)
             product.start_worker()
             # What the one before has computed is on its way no more.
-            while num_losses(product) - before <= number:
-                time.sleep(0.02)
+            wait_until_lost(product, before + number + 1)
 
     before = num_losses(product)
     seen = Streams(product, NUM_TOKENS, calm.stop).run(kill_ten_times)
