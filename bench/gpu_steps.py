@@ -27,6 +27,7 @@ from bench.harness.records import Results, add_json, spread
 from worker_svc.config import (
     ALL_REDUCES,
     ATTENTION_BACKENDS,
+    DTYPES,
     GEMM_ALGORITHMS,
     KV_CACHE_DTYPES,
     QUANTIZATIONS,
@@ -59,6 +60,7 @@ class Options:
     all_reduce: str
     attention_backend: str
     gemm_algorithms: str
+    dtype: str
     kv_cache_dtype: str
     quantization: str
     model: Path | None
@@ -166,6 +168,7 @@ def run(options: Options, place: RankPlace) -> dict[int, list[Result]]:
         device=options.device,
         attention_backend=options.attention_backend,
         gemm_algorithms=options.gemm_algorithms,
+        dtype=options.dtype,
         kv_cache_dtype=options.kv_cache_dtype,
         quantization=options.quantization,
         max_num_seqs=largest,
@@ -274,6 +277,7 @@ def parse(arguments: Sequence[str]) -> tuple[Options, RankPlace, str | None]:
     parser.add_argument("--all-reduce", choices=ALL_REDUCES, default="auto")
     parser.add_argument("--attention-backend", choices=ATTENTION_BACKENDS, default="auto")
     parser.add_argument("--gemm-algorithms", choices=GEMM_ALGORITHMS, default="auto")
+    parser.add_argument("--dtype", choices=DTYPES, default="auto")
     parser.add_argument("--kv-cache-dtype", choices=KV_CACHE_DTYPES, default="auto")
     parser.add_argument("--quantization", choices=QUANTIZATIONS, default="auto")
     for hidden, kind in (("--rank", int), ("--store-port", int), ("--folder", Path)):
