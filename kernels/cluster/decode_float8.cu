@@ -77,7 +77,7 @@ __device__ __forceinline__ Step step_at(const Float8Cache& cache, const Work& wo
 }
 
 // Boxes that start at multiples of 1,024 bytes of shared memory; elsewhere than at a multiple of 128
-// they would come a tenth slower.
+// they would come a sixth slower.
 __device__ __forceinline__ void copy_step(const Attention& given, const Step& from,
                                           unsigned char* to, u32 full, u64 policy) {
     int num = 0;
