@@ -41,6 +41,16 @@ def test_no_element_is_off_by_more_than_half_a_step(
     assert found.zeros() is not None
 
 
+@pytest.mark.parametrize("bits", [4, 8])
+def test_scales_for_fewer_weights_lose_less(bits: int) -> None:
+    weight = torch.randn((8, 128), generator=torch.Generator().manual_seed(0))
+    weight *= torch.logspace(-2, 2, 8)[:, None]  # outputs of different sizes
+    # One scale for all of them, one for each output, and for a quarter of its inputs.
+    kinds = (weight.view(1, -1), weight, weight.view(-1, 32))
+    off = [(quantized(one, bits, one.shape[1]).dequantized() - one).norm() for one in kinds]
+    assert off[0] > off[1] > off[2] > 0
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_ordinary_weights_get_float16_scales(dtype: torch.dtype) -> None:
     found = quantized(torch.randn(8, 64).to(dtype) / 30, 4, 32)

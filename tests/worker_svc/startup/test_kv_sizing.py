@@ -3,7 +3,9 @@
 from pathlib import Path
 
 import pytest
+import torch
 
+from worker_svc.attention.kv_cache import block_bytes
 from worker_svc.protocol.step import Limits
 from worker_svc.startup import kv_sizing
 from worker_svc.startup.kv_sizing import GIB, CacheTooSmall, CudaMemory
@@ -13,6 +15,15 @@ def test_blocks_on_cuda_match_the_golden_numbers() -> None:
     memory = CudaMemory(total=80 * GIB, used=10 * GIB, peak=40 * GIB, current=5 * GIB)
     block_bytes = 2 * 28 * 4 * 8 * 128 * 2
     assert kv_sizing.num_blocks_on_cuda(memory, 0.95, block_bytes) == 72_557
+
+
+@pytest.mark.parametrize("kind", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_a_cache_in_fp8_has_twice_the_blocks(kind: torch.dtype) -> None:
+    memory = CudaMemory(total=80 * GIB, used=10 * GIB, peak=40 * GIB, current=5 * GIB)
+    wide, narrow = (block_bytes(28, 16, 8, 128, dtype) for dtype in (torch.bfloat16, kind))
+    num_wide = kv_sizing.num_blocks_on_cuda(memory, 0.9, wide)
+    assert num_wide > 10_000
+    assert kv_sizing.num_blocks_on_cuda(memory, 0.9, narrow) - 2 * num_wide in (0, 1)
 
 
 def test_a_full_device_gives_no_blocks() -> None:
