@@ -19,6 +19,7 @@ GRACE_S = 40.0  # after a kill a request over HTTP may end with an error
 IDLE_WITHIN_S = 60.0
 WARM_FRACTION, WARM_S = 0.4, 600.0  # of the time without kills, at most
 MAX_GROWTH, SLACK_MIB = 1.05, 4.0
+LEAST_CALM_S = 30.0  # in less a service may not have had its largest step yet
 MAX_TOLD = 20
 
 
@@ -177,12 +178,15 @@ class Soak:
             time.sleep(0.2)
 
     def _check_memory(self) -> None:
-        """Resident memory at the end is that after the warm-up of the last incarnation."""
+        """Resident memory at the end is that after the warm-up of the last incarnation.
+
+        A run that is over soon says nothing of it.
+        """
         minutes = self._options.minutes
         calm = KILLS_UNTIL * minutes if self._options.kills_per_minute else 0.0
         warm = calm + min(WARM_S / 60, WARM_FRACTION * (minutes - calm))
         samples = [sizes for minute, sizes in self.outcome.rss_mib if minute >= warm]
-        if len(samples) < 2:
+        if len(samples) < 2 or 60 * (minutes - warm) < LEAST_CALM_S:
             return
         for name, first in samples[0].items():
             last = samples[-1].get(name, 0.0)
