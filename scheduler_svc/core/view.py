@@ -169,6 +169,11 @@ class View:
         """The same, in order of admission."""
         return _read_only(self._state.running.index)
 
+    def running_but(self, slots: Index) -> Index:
+        """The running slots that are none of these, in order of admission."""
+        running = self.running_slots()
+        return running[~self._table.are_among(running, slots.tolist())]
+
     def settled_slots(self) -> Index:
         """The slots that hold a sequence and verify no drafts, ascending: it is known how far
         they will be once the steps in flight are done."""

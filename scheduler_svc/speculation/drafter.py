@@ -146,10 +146,8 @@ class Drafter:
         if prices is None or not drafting or self._prices.is_stale:
             return []
         slots = np.array([s.slot for s in drafting], dtype=np.intp)
-        is_drafting = np.zeros(self._max_positions, dtype=np.bool_)  # by slot
-        is_drafting[slots] = True
-        running = self._core.view.running_slots()
-        left_s = self._delays.left_s(np.concatenate([slots, running[~is_drafting[running]]]))
+        others = self._core.view.running_but(slots)
+        left_s = self._delays.left_s(np.concatenate([slots, others]))
         probabilities = np.array([course.probability for course in drafting.values()])
         gains = self._acceptance.expected(probabilities)
         for row, course in enumerate(drafting.values()):
