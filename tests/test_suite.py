@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import order
+from tests import order, ports
 from tests.pairs import pairwise
 
 AXES = ("abcdefg", (1, 2, 8, 16, 32), (10, 20, 30, 40))
@@ -54,6 +54,18 @@ def test_files_and_folders_with_a_place_of_their_own_exist() -> None:
     stems = {path.stem for path in order.TESTS.rglob("test_*.py")}
     assert set(order.SLOW_FILES) <= stems
     assert all((order.TESTS / name).is_dir() for name in order.SLOW_FOLDERS)
+
+
+def test_processes_of_a_run_have_ports_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ports, "_given", set())
+    taken = set[int]()
+    for index in range(ports.PROCESSES):
+        monkeypatch.setenv("PYTEST_XDIST_WORKER", f"gw{index}")
+        own = {port + rank for port in ports._own_ports() for rank in range(ports.RANKS)}
+        assert len(own) > 2000 and not own & taken
+        taken |= own
+        assert ports.free_port() in own
+    assert min(taken) >= ports.FIRST and max(taken) < ports.LAST
 
 
 def test_every_two_values_meet_in_fewer_cases_than_there_are_combinations() -> None:

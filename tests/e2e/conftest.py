@@ -30,6 +30,7 @@ from tests.tiny_model import FEW_WORDS, save_tiny_model
 ROOT = Path(__file__).parents[2]
 START_TIMEOUT_S = patience(180.0)
 STOP_TIMEOUT_S = patience(30.0)
+SMALL = ("--threads", "1", "--kv-cache-gib", "0.3")  # a worker of a tiny model
 
 
 def environment_of_users(**variables: str) -> dict[str, str]:
@@ -239,6 +240,5 @@ def product(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Product]:
 @pytest.fixture(scope="session")
 def tiny_product(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Product]:
     """The tiny model, shared by all other tests."""
-    small = ("--threads", "1", "--kv-cache-gib", "0.3")
-    with serving(tiny_model, tmp_path_factory.mktemp("tiny-logs"), small) as running:
+    with serving(tiny_model, tmp_path_factory.mktemp("tiny-logs"), SMALL) as running:
         yield running

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.conftest import Product, serving, wait_until_all_is_free
+from tests.e2e.conftest import SMALL, Product, serving, wait_until_all_is_free
 from tests.e2e.history import History
 from tests.e2e.streams import Streams, assert_unnoticed
 from tests.pace import patience
@@ -29,8 +29,7 @@ NUM_KILLS = 10
 @pytest.fixture(scope="module")
 def product(terse_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Product]:
     """One of its own: each of its many workers reads the words of the model when it starts."""
-    small = ("--threads", "1", "--kv-cache-gib", "0.3")
-    with serving(terse_model, tmp_path_factory.mktemp("logs"), small) as running:
+    with serving(terse_model, tmp_path_factory.mktemp("logs"), SMALL) as running:
         yield running
 
 
@@ -213,7 +212,7 @@ class TwoGroups(Product):
     second_port: int = field(default_factory=free_port)
 
     def start_workers(self) -> None:
-        small = ("--threads", "1", "--kv-cache-gib", "0.3", "--max-model-len", "1024")
+        small = (*SMALL, "--max-model-len", "1024")
         self.start_worker(*small)
         self.start_worker(*small, port=self.second_port, name="second")
 

@@ -76,6 +76,16 @@ def test_memory_that_grows_after_the_tenth_minute_is_a_problem() -> None:
     assert outcome_after(lambda run: grown(run, 230.0)).problems
 
 
+def test_memory_of_a_run_that_is_over_soon_is_not_judged() -> None:
+    def grown(run: Any) -> None:
+        minutes = run._options.minutes
+        run.outcome.rss_mib = [(minutes / 2, {"worker": 100.0}), (minutes, {"worker": 200.0})]
+        run._check_memory()
+
+    assert not outcome_after(grown, minutes=0.5).problems
+    assert outcome_after(grown, minutes=1).problems
+
+
 @pytest.mark.slow
 def test_every_answer_under_load_is_that_of_its_twin() -> None:
     chosen = SoakOptions(

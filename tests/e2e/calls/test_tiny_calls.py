@@ -21,7 +21,7 @@ from tests.e2e.calls.random_calls import (
     body_of,
     tools_of,
 )
-from tests.e2e.conftest import Product
+from tests.e2e.conftest import SMALL, Product
 from tests.tiny_model import save_tiny_model
 
 NUM_SCHEMAS = NUM_ALL if RUNS_ALL else 6
@@ -43,8 +43,7 @@ def calling(
     for name, new_name in RENAMED.items():
         text = text.replace(json.dumps(name), json.dumps(new_name))
     (folder / "tokenizer.json").write_text(text)
-    options = ("--threads", "1", "--kv-cache-gib", "0.3")
-    with Product(folder, tmp_path_factory.mktemp("logs"), options) as product:
+    with Product(folder, tmp_path_factory.mktemp("logs"), SMALL) as product:
         product.start()
         yield product
         product.stop()

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.conftest import Product
+from tests.e2e.conftest import SMALL, Product
 from tests.otlp_sink import OtlpSink
 from tests.pace import patience
 
@@ -46,7 +46,7 @@ def observed(terse_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
     product = Product(
         terse_model,
         tmp_path_factory.mktemp("observed-logs"),
-        ("--threads", "1", "--kv-cache-gib", "0.3"),
+        SMALL,
         options=(*endpoint, "--log-format", "json", "--log-level", "debug"),
         environ={"OTEL_BSP_SCHEDULE_DELAY": "100", "OTEL_EXPORTER_OTLP_TIMEOUT": "1"},
     )

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.conftest import Product
+from tests.e2e.conftest import SMALL, Product
 from tests.e2e.history import History
 from tests.e2e.streams import Streams, assert_unnoticed
 from tests.pace import patience
@@ -22,7 +22,7 @@ from tests.ports import free_port
 
 pytestmark = pytest.mark.slow
 NUM_TOKENS = 120
-SMALL = ("--threads", "1", "--kv-cache-gib", "0.3", "--max-model-len", "1024")
+SHORT = (*SMALL, "--max-model-len", "1024")
 
 
 @dataclass(slots=True)
@@ -39,7 +39,7 @@ class Registering(Product):
     def start_second(self) -> None:
         scheduler, own = f"127.0.0.1:{self.scheduler_port}", f"127.0.0.1:{self.second_port}"
         words = ("--register", scheduler, "--advertise", own)
-        self.start_worker(*SMALL, *words, port=self.second_port, name="second")
+        self.start_worker(*SHORT, *words, port=self.second_port, name="second")
 
     def groups(self) -> dict[str, dict[str, object]]:
         """The scheduler's groups by their ports."""
@@ -61,7 +61,7 @@ class Registering(Product):
 @pytest.fixture(scope="module")
 def product(terse_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Registering]:
     with Registering(terse_model, tmp_path_factory.mktemp("rolling")) as running:
-        running.start_worker(*SMALL)
+        running.start_worker(*SHORT)
         running.start_scheduler()
         running.start_gateway()
         running.wait_until_ready()
@@ -127,7 +127,7 @@ def test_a_worker_is_replaced_by_one_that_registers(
     newcomers.assert_unnoticed()
     assert "num_losses" not in product.groups()[str(product.worker_port)], "it was cut off"
     # Back: the first one starts again, the second one says that it ends.
-    product.start_worker(*SMALL)
+    product.start_worker(*SHORT)
     product.until_ready_at(product.worker_port, product.second_port)
     assert product.end("second") == 0
     product.until_ready_at(product.worker_port)

@@ -14,7 +14,7 @@ import grpc
 import pytest
 
 from pagewire.v1 import scheduler_pb2, scheduler_pb2_grpc
-from tests.e2e.conftest import Product
+from tests.e2e.conftest import SMALL, Product
 from tests.e2e.history import History
 from tests.e2e.streams import Streams, assert_unnoticed
 from tests.pace import paced, patience
@@ -22,7 +22,7 @@ from tests.ports import free_port
 
 pytestmark = pytest.mark.slow
 NUM_TOKENS = 80
-SMALL = ("--threads", "1", "--kv-cache-gib", "0.3", "--max-model-len", "1024")
+SHORT = (*SMALL, "--max-model-len", "1024")
 FENCED_OUT = 3
 NAMES = ("first", "second")
 
@@ -97,7 +97,7 @@ class Pair(Product):
 def pair(terse_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     running = Pair(terse_model, tmp_path_factory.mktemp("standby"))
     try:
-        running.start_worker(*SMALL)
+        running.start_worker(*SHORT)
         running.start_gateway()
         running.settle()
         yield running

@@ -6,7 +6,7 @@ import re
 import pytest
 import torch
 
-from kernels.cluster import decode_float8, decode_float8_rows, narrow_rows
+from kernels.cluster import decode_float8, decode_float8_rows, float8_cache, narrow_rows
 from kernels.cluster.float8_cache import Float8Cache
 from kernels.cluster.program import CannotCompile, Kernel, Launch
 from kernels.cluster.tensor_map import TensorMap
@@ -100,14 +100,24 @@ def test_a_launch_with_tensor_maps_is_as_large_as_the_device_takes_it_to_be() ->
     assert ctypes.sizeof(decode_float8._Attention) % 64 == 0  # what they are aligned to
 
 
+def formula(name: str) -> str:
+    """What a function of the source returns, in Python's words."""
+    source = decode_float8.SOURCE.read_text()
+    body = re.search(rf"int {name}\(.*?\) {{\n    return (.*);\n}}", source)
+    assert body is not None
+    return body[1].replace("/", "//")
+
+
 def test_lanes_that_read_at_once_meet_no_bank_twice() -> None:
-    """With the order of tokens and of their 16-byte pieces as in `decode_float8.cu`."""
+    """With the source's order of tokens and of their 16-byte pieces."""
+    of_row, of_piece = formula("token_of"), formula("place_of")
 
     def token_of(row: int) -> int:
-        return (row // 2 + row % 2 * 2) % 4 * 2 + row % 2
+        return int(eval(of_row, {"row": row}))
 
     def bank_of(token: int, piece: int) -> int:
-        return piece ^ token % 8
+        place = eval(of_piece, {"token": token, "piece": piece, "DIMS": float8_cache.DIMS})
+        return place // 16 % 8
 
     assert sorted(map(token_of, range(8))) == list(range(8))
     for lanes in (range(i, i + 8) for i in range(0, 32, 8)):
