@@ -43,7 +43,6 @@ CHOICES = {
 # Options with an effect on one kind of device alone, and what does the same on the other.
 DEVICE_OF = {
     "kv_cache_gib": "cpu",
-    "draft_model": "cpu",
     "gpu_memory_utilization": "cuda",
     "attention_backend": "cuda",
     "gemm_algorithms": "cuda",
@@ -242,7 +241,7 @@ def make_parser() -> argparse.ArgumentParser:
         "--draft-model",
         Path,
         "model of the same vocabulary that drafts tokens, as --model names one; for a scheduler "
-        "whose --speculative-config has method draft_model; on cpu",
+        "whose --speculative-config has method draft_model",
     )
     add("--host", str, "address to listen on")
     add("--port", int, "port to listen on, and for other ranks the ports after it; 0: any free one")

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import PreTrainedConfig, PreTrainedModel
 
 Family = tuple[type[PreTrainedConfig], type[PreTrainedModel]]
@@ -24,3 +25,19 @@ def save_random_model(
                 parameter.normal_(std=0.2)
     model.save_pretrained(folder, **save_options)
     return model
+
+
+def save_disturbed(folder: Path, into: Path, noise: float) -> Path:
+    """The model of a folder with noise in its layers: it says the same now and then."""
+    into.mkdir()
+    generator = torch.Generator().manual_seed(1)
+    for file in folder.iterdir():
+        if file.suffix != ".safetensors":
+            (into / file.name).write_bytes(file.read_bytes())
+            continue
+        tensors = load_file(file)
+        for name, tensor in tensors.items():
+            if ".layers." in name and tensor.dim() == 2:
+                tensors[name] = tensor + noise * torch.randn(tensor.shape, generator=generator)
+        save_file(tensors, into / file.name, {"format": "pt"})
+    return into

@@ -24,6 +24,11 @@ class StepClock:
         self._times_before = before._times[-1:] if before else []
         self._events_before = before._events[-1:] if before else []
 
+    def begin(self) -> None:
+        """Starts the first phase, unless it has begun."""
+        if not (self._events or self._times):
+            self.mark()
+
     def mark(self) -> None:
         """Ends one phase and starts the next."""
         if self._is_cuda:

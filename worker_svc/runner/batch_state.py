@@ -165,7 +165,7 @@ class BatchState:
         if len(staged.appended_at):
             index = step.appended_slots * self.block_tables.shape[1] + staged.appended_at
             self._put(self.block_tables, index, step.appended_block_ids)
-        if (drafts := rows.drafts) is not None:
+        if (drafts := rows.drafts) is not None and not drafts.are_made_here:
             self.write_sampled(rows, upload(self.device, drafts.token_ids)[0], drafts.num_drafted)
 
     def _enter_rows(self, staged: Staged) -> None:

@@ -22,7 +22,7 @@ from worker_svc.protocol.step import (
     Limits,
     StepTimings,
 )
-from worker_svc.runner import inputs
+from worker_svc.runner import asked, inputs
 from worker_svc.runner.batch_state import Staged
 from worker_svc.runner.device_sampling import SampleExtras, sample_rows
 from worker_svc.runner.device_slots import SlotsOnDevice
@@ -34,7 +34,6 @@ from worker_svc.runner.in_flight import Computed, InFlight, RingTokens
 from worker_svc.runner.model_runner import ModelRunner, us_since
 from worker_svc.sampling.grammars import Grammars
 from worker_svc.sampling.prompt_outputs import Part
-from worker_svc.sampling.sampler import is_filtered
 
 log = logging.getLogger(__name__)
 
@@ -88,6 +87,8 @@ class CudaRunner(ModelRunner):
         self._step_graphs.capture(pool)
         self._asked_graphs.capture(pool)
         self._decode_graphs.capture(pool)
+        if self.draft_model is not None:
+            self.draft_model.capture(pool)
         self.graph_bytes = free - torch.cuda.mem_get_info(self._device)[0]
         log.info("graphs take %.2f GiB", self.graph_bytes / GIB)
         self.slots.restore(self.state.table)
@@ -104,6 +105,8 @@ class CudaRunner(ModelRunner):
         self._step_graphs.capture(pool, largest_only=True)
         self._asked_graphs.capture(pool, largest_only=True)
         self._decode_graphs.capture(pool, self._decode_graphs.sizes[-1:])
+        if self.draft_model is not None:
+            self.draft_model.capture(pool, largest_only=True)
         torch.cuda.synchronize(self._device)
 
     def rehearsals(self) -> tuple[list[Callable[[], None]], list[Callable[[], None]]]:
@@ -138,6 +141,8 @@ class CudaRunner(ModelRunner):
     def _rehearse(self, lengths: list[int]) -> None:
         idle = inputs.build_idle(self.limits, lengths, self._device)
         hidden = self._forward(idle)[: len(lengths)]
+        if self.draft_model is not None:
+            self.draft_model.forward(idle)
         no_slots = torch.full((len(lengths),), -1, dtype=torch.int32, device=self._device)
         for filters in (False, True):
             self.slots.sample(self._model.vocab_part(hidden), no_slots, filters)
@@ -149,6 +154,7 @@ class CudaRunner(ModelRunner):
         self.state.write(staged, _no_entering if plan.brings_new else self.slots.enter)
         self._move_blocks(staged)
         clock = self._new_clock() if len(rows.slots) else StepClock(self._device)
+        drafted_us = self._draft(staged, clock, started)
         computed = self._compute(staged, plan, parts, clock, started)
         if rows.drafts is not None:
             computed = self._verified(staged, computed, clock)
@@ -167,7 +173,7 @@ class CudaRunner(ModelRunner):
             sampled=sampled,
             computed=computed,
             timings=StepTimings(
-                queue_us=queue_us, prepare_us=computed.prepare_us or us_since(started)
+                queue_us, prepare_us=drafted_us or computed.prepare_us or us_since(started)
             ),
             started=started,
             snapshot=snapshot,
@@ -215,8 +221,8 @@ class CudaRunner(ModelRunner):
         if parts or not (rows.is_decode and plan.is_plain):
             return self._compute_eagerly(staged, parts, clock, started)
         prepare_us = us_since(started)
-        clock.mark()
-        filters = self._filters(staged)
+        clock.begin()
+        filters = asked.may_filter(staged.table.columns, rows.slots)
         places = self._decode_graphs.replay(rows.slots, rows.num_computed, filters)
         clock.mark()
         return Computed(prepare_us, places)
@@ -228,14 +234,15 @@ class CudaRunner(ModelRunner):
         # Before the model is launched, so that masks are filled while it computes.
         sampling = None if is_plain else self.state.sampling_rows(staged)
         prepare_us = us_since(started)
-        clock.mark()
+        clock.begin()
         self._step_graphs.begin(step_map)
         clock.mark()
         if not step_map.num_sampled:
             clock.mark()
             return Computed(prepare_us)
         if sampling is None:
-            self._step_graphs.sample(step_map, self._filters(staged))
+            filters = asked.may_filter(staged.table.columns, staged.rows.slots)
+            self._step_graphs.sample(step_map, filters)
             clock.mark()
             return Computed(prepare_us, step_map.places)
         placed = self._step_graphs.logits(step_map)
@@ -256,7 +263,7 @@ class CudaRunner(ModelRunner):
         model_inputs = inputs.build(self.state, staged.rows)
         sampling = self.state.sampling_rows(staged) if staged.rows.samples.any() else None
         prepare_us = us_since(started)
-        clock.mark()
+        clock.begin()
         # Who asks about a prompt wants the hidden states of all its tokens.
         last = None if parts else model_inputs.last
         hidden = self._forward(model_inputs, last)  # [T, hidden], or of the last tokens
@@ -275,19 +282,8 @@ class CudaRunner(ModelRunner):
         """Whether rows sample one token each and want no logits changed or reported."""
         if staged.rows.drafts is not None:
             return False
-        columns, slots = staged.table.columns, staged.rows.slots[staged.rows.samples]
-        if columns["has_processors"][slots].any() or columns["has_logprobs"][slots].any():
-            return False
-        if not columns["min_tokens"][slots].any():
-            return True
-        num_output = columns["num_tokens"][slots] - columns["num_prompt"][slots]
-        return not (num_output < columns["min_tokens"][slots]).any()
-
-    def _filters(self, staged: Staged) -> bool:
-        columns, slots = staged.table.columns, staged.rows.slots
-        names = ("temperature", "top_k", "top_p", "min_p")
-        temperature, top_k, top_p, min_p = (columns[name][slots] for name in names)
-        return bool(is_filtered(temperature, top_k, top_p, min_p).any())
+        rows = staged.rows
+        return asked.are_plain(staged.table.columns, rows.slots[rows.samples])
 
     def _undo(self) -> None:
         super()._undo()

@@ -6,64 +6,23 @@ that it holds KV of here, and a row that drafts first catches up. What is missin
 costs accepted drafts, never a token, since the target verifies every one.
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
 from worker_svc.attention.kv_cache import KVCache
+from worker_svc.device.transfer import fetched, upload
 from worker_svc.models import Decoder
 from worker_svc.protocol.step import IntColumn, Limits, StepInput
 from worker_svc.runner import inputs
-from worker_svc.runner.batch_state import BatchState, Staged
+from worker_svc.runner.batch_state import BatchState, HostSlots, Staged
 from worker_svc.runner.block_mover import BlockMover
-from worker_svc.runner.rows import RowDrafts, Rows
-from worker_svc.sampling.sampler import SamplingRows, sample_part
-
-
-class FilledBlocks:
-    """How many tokens of each block, on the device and on the host, have their KV here."""
-
-    def __init__(self, limits: Limits) -> None:
-        self._block_size = limits.block_size
-        self._device = np.zeros(limits.num_blocks, dtype=np.int64)
-        self._host = np.zeros(limits.num_host_blocks, dtype=np.int64)
-        self._device[0] = limits.block_size  # the null block: its KV is never read
-
-    def apply(self, step: StepInput) -> None:
-        """Follows a step's changes. If it fails, less is known to be there than is."""
-        if step.reset:
-            self._device[1:] = self._host[:] = 0
-        if (moves := step.moves) is not None:
-            self._host[moves.to_host] = self._device[moves.swapped_out]
-            self._device[moves.swapped_in] = self._host[moves.from_host]
-            self._device[moves.copied_to] = self._device[moves.copied_from]
-        self._device[step.appended_block_ids] = 0
-        for sequence in step.new_sequences:
-            full, rest = divmod(sequence.num_computed_tokens, self._block_size)
-            if rest:  # its own block: what it was copied from may have gone on in another way
-                last = sequence.block_ids[full]
-                self._device[last] = min(self._device[last], rest)
-            self._device[sequence.block_ids[full + (rest > 0) :]] = 0
-        self._device[0] = self._block_size
-
-    def num_filled(self, tables: NDArray[np.int32]) -> IntColumn:
-        """Tokens [B] at the head of each block table [B, W] that have their KV here."""
-        filled = self._device[tables]  # [B, W]
-        is_full = (filled == self._block_size).cumprod(axis=1)
-        num_full = is_full.sum(axis=1)
-        after = np.append(filled, np.zeros((len(tables), 1), dtype=np.int64), axis=1)
-        first_gap = after[np.arange(len(tables)), num_full]
-        return np.asarray(num_full * self._block_size + first_gap, dtype=np.int64)
-
-    def fill(self, tables: NDArray[np.int32], begins: IntColumn, ends: IntColumn) -> None:
-        """The tokens from `begins` [B] to `ends` [B] of block tables [B, W] have it now."""
-        firsts = np.arange(tables.shape[1]) * self._block_size  # [W]
-        counts = np.clip(ends[:, None] - firsts, 0, self._block_size)
-        is_new = (counts > 0) & (firsts + self._block_size > begins[:, None])
-        self._device[tables[is_new]] = counts[is_new]
-        self._device[0] = self._block_size
+from worker_svc.runner.filled_blocks import FilledBlocks
+from worker_svc.runner.rows import RowDrafts, Rows, places_in_rows
+from worker_svc.sampling.sampler import sample_part
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,27 +30,29 @@ class _Drafting:
     """The rows of a step that draft."""
 
     which: IntColumn  # [B] of the step's rows
+    slots: IntColumn  # [B]
     tables: NDArray[np.int32]  # [B, W]
     begins: IntColumn  # [B] tokens with KV here, before the step
     num_known: IntColumn  # [B]
     num_drafted: IntColumn  # [B]
 
+    @property
+    def positions(self) -> IntColumn:
+        """Where the drafts will be in their token rows, row after row."""
+        return np.repeat(self.num_known, self.num_drafted) + places_in_rows(self.num_drafted)
 
-@dataclass(slots=True)
+
 class DraftModel:
     """The model with its KV cache. Only the compute thread uses it."""
 
-    decoder: Decoder
-    kv_cache: KVCache
-    limits: Limits
-    _mover: BlockMover = field(init=False)
-    _filled: FilledBlocks = field(init=False)
-    _drafting: _Drafting | None = field(init=False, default=None)
-
-    def __post_init__(self) -> None:
-        num_host_blocks = self.limits.num_host_blocks
-        self._mover = BlockMover(self.kv_cache, num_host_blocks, self.decoder.device)
-        self._filled = FilledBlocks(self.limits)
+    def __init__(self, decoder: Decoder, kv_cache: KVCache, limits: Limits) -> None:
+        self.decoder = decoder
+        self.kv_cache = kv_cache
+        self.limits = limits
+        self._mover = BlockMover(kv_cache, limits.num_host_blocks, decoder.device)
+        self._filled = FilledBlocks(limits)
+        self._drafting: _Drafting | None = None  # from `draft` to `settle`
+        self._found: Tensor | None = None  # the drafts, on the host once the step is done
 
     def apply(self, step: StepInput) -> None:
         """Moves blocks as the step moves the target's."""
@@ -108,27 +69,35 @@ class DraftModel:
             model_inputs.attention,
         )
 
+    def capture(self, pool: Any, largest_only: bool = False) -> None:
+        """Captures what it replays, if it replays anything; `pool` is the graphs' memory."""
+
     def draft(self, state: BatchState, staged: Staged, drafts: RowDrafts) -> None:
-        """Fills in the drafts of a step, and writes them to the token rows.
+        """Writes the drafts of a step to the token rows, or launches what does.
 
         Each is what the row's own parameters and noise draw from this model's logits.
         """
         self._drafting = row = self._rows_that_draft(state, staged, drafts)
-        slots = staged.rows.slots[row.which]
-        begins = self._catch_up(state, slots, row)
-        found = np.zeros((len(slots), int(row.num_drafted.max())), dtype=np.int64)
         table = staged.table.copy()
         table.columns["has_logprobs"] = False
-        for place in range(found.shape[1]):
+        self._enter(table, row.slots)
+        begins = self._catch_up(state, row)
+        for place in range(int(row.num_drafted.max())):
             now = np.flatnonzero(row.num_drafted > place)
-            ends = row.num_known[now] + place
-            chunk = Rows(slots[now], ends - begins[now], begins[now], _all(now))
-            table.columns["num_tokens"][slots[now]] = ends
-            sampling = state.sampling_rows(replace(staged, table=table, rows=chunk))
-            found[now, place] = self._sample(state, chunk, sampling)
+            slots, ends = row.slots[now], row.num_known[now] + place
+            chunk = Rows(slots, ends - begins[now], begins[now], _all(now))
+            table.columns["num_tokens"][slots] = ends
+            self._sample(state, replace(staged, table=table, rows=chunk))
             begins[now] = ends
-        is_made = np.arange(found.shape[1]) < row.num_drafted[:, None]
-        drafts.token_ids[:] = found[is_made]
+        firsts = np.repeat(row.slots, row.num_drafted) * state.token_rows.shape[1]
+        (index,) = upload(state.device, firsts + row.positions)
+        self._found = fetched(state.token_rows.view(-1).index_select(0, index))
+
+    def read(self, drafts: RowDrafts) -> None:
+        """Fills in what `draft` found; call it once the step is done."""
+        if self._found is not None:
+            drafts.token_ids[:] = self._found.numpy()
+            self._found = None
 
     def settle(self, drafts: RowDrafts) -> None:
         """Takes note of what `draft` computed, once it is known which drafts came true."""
@@ -139,6 +108,10 @@ class DraftModel:
         self._filled.fill(row.tables, row.begins, row.num_known + num_right)
         self._drafting = None
 
+    def forget(self) -> None:
+        """The step has failed: what was drafted is of no step."""
+        self._drafting = self._found = None
+
     def _rows_that_draft(self, state: BatchState, staged: Staged, drafts: RowDrafts) -> _Drafting:
         rows = staged.rows
         which = np.flatnonzero(drafts.num_drafted)
@@ -147,9 +120,9 @@ class DraftModel:
         tables = state.block_tables[:, :width].cpu().numpy()[rows.slots[which]]
         # The last known token is always computed: the first draft is sampled after it.
         begins = np.minimum(self._filled.num_filled(tables), num_known - 1)
-        return _Drafting(which, tables, begins, num_known, num_drafted)
+        return _Drafting(which, rows.slots[which], tables, begins, num_known, num_drafted)
 
-    def _catch_up(self, state: BatchState, slots: IntColumn, row: _Drafting) -> IntColumn:
+    def _catch_up(self, state: BatchState, row: _Drafting) -> IntColumn:
         """Computes what is missing here before a last piece that fits into one forward pass.
 
         Returns where each row's last piece begins.
@@ -159,21 +132,30 @@ class DraftModel:
             before = np.cumsum(left) - left
             chunks = np.clip(budget - before, 0, left - 1)
             now = np.flatnonzero(chunks)
-            chunk = Rows(slots[now], chunks[now], begins[now], ~_all(now))
-            self.forward(inputs.build(state, chunk))
+            self._fill(state, Rows(row.slots[now], chunks[now], begins[now], ~_all(now)))
             begins += chunks
         return begins
 
-    def _sample(self, state: BatchState, chunk: Rows, sampling: SamplingRows) -> NDArray[np.int64]:
-        """One token for each row [B], also written to its token row."""
-        model_inputs = inputs.build(state, chunk)
+    def _enter(self, table: HostSlots, slots: IntColumn) -> None:
+        """Before the first draft of the sequences in these slots [B]."""
+
+    def _fill(self, state: BatchState, chunk: Rows) -> None:
+        """Computes tokens of which none is sampled after."""
+        self.forward(inputs.build(state, chunk))
+
+    def _sample(self, state: BatchState, staged: Staged) -> None:
+        """Samples a token for each row [B] of a step, and writes it to its token row."""
+        model_inputs = inputs.build(state, staged.rows)
+        sampling = state.sampling_rows(staged)
+        sampled = sample_part(self.decoder.vocab_part(self._last(model_inputs)), sampling)
+        state.write_sampled(staged.rows, sampled.token_ids)
+
+    def _last(self, model_inputs: inputs.ModelInputs) -> Tensor:
+        """Hidden states [B, hidden] of the tokens that are sampled after."""
         hidden = self.forward(model_inputs)
-        if model_inputs.logit_rows is not None:
-            hidden = hidden.index_select(0, model_inputs.logit_rows)
-        sampled = sample_part(self.decoder.vocab_part(hidden), sampling)
-        state.write_sampled(chunk, sampled.token_ids)
-        token_ids: NDArray[np.int64] = sampled.token_ids.cpu().numpy()
-        return token_ids
+        if model_inputs.logit_rows is None:
+            return hidden
+        return hidden.index_select(0, model_inputs.logit_rows)
 
 
 def _all(rows: IntColumn) -> NDArray[np.bool_]:

@@ -15,7 +15,6 @@ from worker_svc.device.step_clock import StepClock
 from worker_svc.protocol.step import StepOutput, StepTimings
 from worker_svc.runner import inputs
 from worker_svc.runner.batch_state import Staged
-from worker_svc.runner.draft_model import DraftModel
 from worker_svc.runner.model_runner import (
     NO_CHOICE,
     NOT_FINITE,
@@ -33,11 +32,6 @@ class EagerRunner(ModelRunner):
 
     is_asynchronous = False
     verifies_drafts = True
-    draft_model: DraftModel | None = None
-
-    @property
-    def makes_drafts(self) -> bool:
-        return self.draft_model is not None
 
     @torch.inference_mode()
     def warm_up(self) -> None:
@@ -73,8 +67,6 @@ class EagerRunner(ModelRunner):
     def _compute(self, staged: Staged, queue_us: int, started: float) -> StepOutput:
         self.state.write(staged)
         self._move_blocks(staged)
-        if self.draft_model is not None:
-            self.draft_model.apply(staged.step)
         rows, step_id = staged.rows, staged.step.step_id
         if not len(rows.slots):
             timings = StepTimings(queue_us=queue_us, prepare_us=us_since(started))
@@ -85,7 +77,7 @@ class EagerRunner(ModelRunner):
         sampling = self.state.sampling_rows(staged)
         if prepare_us is None:
             prepare_us = us_since(started)
-            clock.mark()
+        clock.begin()
         hidden = self._forward(model_inputs)  # [T, hidden]
         clock.mark()
         parts = self.state.prompt_parts(staged)
@@ -98,25 +90,10 @@ class EagerRunner(ModelRunner):
         drawn = Drawn(tokens, logprobs, sampling.logits_processors.problems())
         if rows.drafts is not None:
             drawn = self._accept(rows, drawn)
-            if self.draft_model is not None:
-                self.draft_model.settle(rows.drafts)
         forward_us, sample_us, copy_us = clock.spans_us()
         timings = StepTimings(queue_us, prepare_us, forward_us, sample_us, copy_us, clock.idle_us())
         output = to_output(step_id, rows, drawn, timings)
         return replace(output, prompt_outputs=prompt_outputs) if prompt_outputs else output
-
-    def _draft(self, staged: Staged, clock: StepClock, started: float) -> int | None:
-        """Has the draft model make the step's drafts; returns the microseconds before, if it does.
-
-        What it computes counts as a part of the forward pass.
-        """
-        drafts = staged.rows.drafts
-        if self.draft_model is None or drafts is None or not drafts.are_made_here:
-            return None
-        prepare_us = us_since(started)
-        clock.mark()
-        self.draft_model.draft(self.state, staged, drafts)
-        return prepare_us
 
     def _sample(
         self, hidden: torch.Tensor, sampling: SamplingRows, rows: Rows, clock: StepClock

@@ -40,6 +40,7 @@ from worker_svc.protocol.step import (
 )
 from worker_svc.runner.batch_state import BatchState, Staged
 from worker_svc.runner.block_mover import BlockMover
+from worker_svc.runner.draft_model import DraftModel
 from worker_svc.runner.inputs import ModelInputs
 from worker_svc.runner.rows import RowDrafts, Rows
 from worker_svc.sampling.grammars import Grammars
@@ -89,6 +90,7 @@ class ModelRunner(ABC):
 
     is_asynchronous: bool  # whether a launched step may still run on the device
     verifies_drafts: bool
+    draft_model: DraftModel | None = None
 
     def __init__(
         self,
@@ -120,7 +122,7 @@ class ModelRunner(ABC):
     @property
     def makes_drafts(self) -> bool:
         """Whether it has a draft model."""
-        return False
+        return self.draft_model is not None
 
     @property
     def graph_batch_sizes(self) -> tuple[int, ...]:
@@ -182,15 +184,21 @@ class ModelRunner(ABC):
     def _accept(self, rows: Rows, drawn: Drawn) -> Drawn:
         """Verifies a step's drafts: the tokens that count, which are also written to their rows."""
         assert rows.drafts is not None
+        if self.draft_model is not None:
+            self.draft_model.read(rows.drafts)
         kept = drawn.select(rows.drafts.verify(rows.samples, drawn.tokens))
         # A row without a token ends, but whatever its place holds may still be read as one.
         known = upload_array(self._device, np.maximum(kept.tokens, 0))
         self.state.write_sampled(rows, known, rows.num_sampled)
+        if self.draft_model is not None:
+            self.draft_model.settle(rows.drafts)
         return kept
 
     def _undo(self) -> None:
         """Leaves no trace of a step whose launch failed part of the way."""
         self.state.rollback()
+        if self.draft_model is not None:
+            self.draft_model.forget()
 
     def end_if_lost(self, error: Exception) -> None:
         """Ends the process if the device that raised an error will do nothing else any more."""
@@ -205,6 +213,21 @@ class ModelRunner(ABC):
         """Before the rows compute. Not undone by a rollback: what a failed step moved is void."""
         if staged.step.moves is not None:
             self._mover.apply(staged.step.moves)
+        if self.draft_model is not None:
+            self.draft_model.apply(staged.step)
+
+    def _draft(self, staged: Staged, clock: StepClock, started: float) -> int | None:
+        """Has the draft model make the step's drafts; returns the microseconds before, if it does.
+
+        What it computes counts as a part of the forward pass.
+        """
+        drafts = staged.rows.drafts
+        if self.draft_model is None or drafts is None or not drafts.are_made_here:
+            return None
+        prepare_us = us_since(started)
+        clock.begin()
+        self.draft_model.draft(self.state, staged, drafts)
+        return prepare_us
 
     def _compute_prompt_outputs(
         self, parts: list[Part], hidden: torch.Tensor

@@ -9,8 +9,8 @@ from worker_svc.config import UnsupportedOption, WorkerConfig
 from worker_svc.models import Decoder, load_model
 from worker_svc.models import config as model_config
 from worker_svc.models.config import ModelConfig
-from worker_svc.protocol.step import Limits
 from worker_svc.runner.draft_model import DraftModel
+from worker_svc.runner.model_runner import ModelRunner
 from worker_svc.startup import kv_scales
 from worker_svc.startup.description import ModelFacts, facts_of
 
@@ -24,10 +24,15 @@ class LoadedDraft:
     decoder: Decoder
     facts: ModelFacts
 
-    def with_cache(self, limits: Limits) -> DraftModel:
-        """The model with an empty cache of as many blocks as the target's."""
+    def for_runner(self, runner: ModelRunner) -> DraftModel:
+        """The model with an empty cache of as many blocks as the runner's."""
+        limits = runner.limits
         cache = self.decoder.new_cache(limits.num_blocks, limits.block_size)
-        return DraftModel(self.decoder, cache, limits)
+        if self.decoder.fused is None or not runner.is_asynchronous:
+            return DraftModel(self.decoder, cache, limits)
+        from worker_svc.runner.cuda_draft_model import CudaDraftModel  # noqa: PLC0415 - needs Triton
+
+        return CudaDraftModel(self.decoder, cache, limits, runner.state)
 
 
 def load(config: WorkerConfig, target: ModelFacts, model: Decoder) -> LoadedDraft:

@@ -54,9 +54,14 @@ class LoadedModel:
     dtype: torch.dtype
     device: torch.device
     folder: Path
-    compiling: Precompile | None  # see `finish_compiling`
+    compiling: tuple[Precompile, ...]  # see `finish_compiling`
     candidates: Candidates  # attention backends to choose from
     draft: LoadedDraft | None = None  # the model that drafts for it
+
+    @property
+    def decoders(self) -> list[Decoder]:
+        """Of the model, and of the one that drafts for it."""
+        return [self.decoder] if self.draft is None else [self.decoder, self.draft.decoder]
 
 
 def load(
@@ -84,7 +89,10 @@ def load(
     kv_dtype = resolve_kv_dtype((stored or asked) if asked == "auto" else asked, dtype, device)
     candidates = _candidates(config, device, dtype, kv_dtype, shape.head_dim)
     log.info("loading %s as %s on %s", folder, _name(dtype), device)
-    compiling = _compiling(config, folder, dtype_name, device, group, compiling)
+    helpers = (
+        _compiling(config, folder, dtype_name, device, group, compiling),
+        _compiling_draft(config, _name(dtype), device, group, max_model_len),
+    )
     decoder = load_model(
         folder,
         dtype,
@@ -99,7 +107,8 @@ def load(
         decoder.kv_scales = kv_scales.read(folder, decoder.sharding, device)
     facts = facts_of(shape, folder, served_model_name, dtype, max_model_len)
     draft = draft_model.load(config, facts, decoder) if config.draft_model else None
-    return LoadedModel(decoder, facts, dtype, device, folder, compiling, candidates, draft)
+    running = tuple(helper for helper in helpers if helper is not None)
+    return LoadedModel(decoder, facts, dtype, device, folder, running, candidates, draft)
 
 
 def _compiling(
@@ -120,10 +129,21 @@ def _compiling(
     return begun
 
 
+def _compiling_draft(
+    config: WorkerConfig, dtype_name: str, device: torch.device, group: Group, max_model_len: int
+) -> Precompile | None:
+    """The helper for the draft model, which has the types and lengths of the model served."""
+    folder = config.draft_model
+    if folder is None or device.type != "cuda":
+        return None
+    config = replace(config, max_model_len=max_model_len, quantization="auto")
+    return _compiling(config, folder, dtype_name, device, group, None)
+
+
 def finish_compiling(model: LoadedModel) -> None:
-    """Waits for the helper, so that the worker does not compile the same kernels."""
-    if model.compiling is not None:
-        model.compiling.wait()
+    """Waits for the helpers, so that the worker does not compile the same kernels."""
+    for helper in model.compiling:
+        helper.wait()
 
 
 def build_runner(config: WorkerConfig, model: LoadedModel, num_blocks: int) -> ModelRunner:
@@ -138,11 +158,12 @@ def build_runner(config: WorkerConfig, model: LoadedModel, num_blocks: int) -> M
         gc.freeze()
     group = model.decoder.group
     # Before anything is tuned, which may turn out otherwise at the next start.
-    for one in (model.decoder, *([] if model.draft is None else [model.draft.decoder])):
-        key_offsets.set_offsets(one, model.facts.max_model_len)
+    for decoder in model.decoders:
+        key_offsets.set_offsets(decoder, model.facts.max_model_len)
     _choose_attention(config, model)
-    _choose_gemm_algorithms(config, model)
-    _choose_cluster_layers(config, model)
+    for decoder in model.decoders:
+        _choose_gemm_algorithms(config, model, decoder)
+        _choose_cluster_layers(config, model, decoder)
     num_blocks = num_blocks or group.smallest(lambda: _num_blocks_that_fit(config, model))
     kv_sizing.require_one_sequence(num_blocks, model.facts.max_model_len, config.block_size)
     log.info(
@@ -211,20 +232,19 @@ def _choose_attention(config: WorkerConfig, model: LoadedModel) -> None:
     decoder.fused.attention = choose(triton, model.candidates, measure, decoder.group)
 
 
-def _choose_gemm_algorithms(config: WorkerConfig, model: LoadedModel) -> None:
+def _choose_gemm_algorithms(config: WorkerConfig, model: LoadedModel, decoder: Decoder) -> None:
     """Must run before a graph is captured, and before the cache takes the memory it needs."""
-    fused = model.decoder.fused
+    fused = decoder.fused
     if config.gemm_algorithms == "torch" or fused is None or not cublas_lt.serves(model.dtype):
         return
     from worker_svc.tuning import gemm  # noqa: PLC0415 - needs Triton
 
     limits = _limits(config, model, 1)
-    gemm.choose(fused, model.device, limits, model.decoder.group)
+    gemm.choose(fused, model.device, limits, decoder.group)
 
 
-def _choose_cluster_layers(config: WorkerConfig, model: LoadedModel) -> None:
+def _choose_cluster_layers(config: WorkerConfig, model: LoadedModel, decoder: Decoder) -> None:
     """Must run before a graph is captured, and before the cache takes the memory it needs."""
-    decoder = model.decoder
     if decoder.fused is None:
         return
     from worker_svc.tuning import cluster_layers  # noqa: PLC0415 - needs Triton
@@ -258,14 +278,15 @@ def _runner(
     kv_cache = model.decoder.new_cache(num_blocks, config.block_size)
     limits = _limits(config, model, num_blocks, num_host_blocks)
     grammars = _grammars(model)
-    if model.decoder.fused is None:
-        runner = EagerRunner(model.decoder, kv_cache, limits, model.device, grammars)
-        if model.draft is not None:
-            runner.draft_model = model.draft.with_cache(limits)
-        return runner
-    from worker_svc.runner.cuda_runner import CudaRunner  # noqa: PLC0415 - needs Triton
+    made: type[ModelRunner] = EagerRunner
+    if model.decoder.fused is not None:
+        from worker_svc.runner.cuda_runner import CudaRunner  # noqa: PLC0415 - needs Triton
 
-    return CudaRunner(model.decoder, kv_cache, limits, model.device, grammars)
+        made = CudaRunner
+    runner = made(model.decoder, kv_cache, limits, model.device, grammars)
+    if model.draft is not None:
+        runner.draft_model = model.draft.for_runner(runner)
+    return runner
 
 
 def _grammars(model: LoadedModel) -> Grammars:
@@ -313,7 +334,6 @@ def shape_limits(config: WorkerConfig, kind: str, max_model_len: int, vocab_size
 
 def _block_bytes(config: WorkerConfig, model: LoadedModel) -> int:
     """Of the model, and of the one that drafts for it: their blocks have the same ids."""
-    decoders = [model.decoder] if model.draft is None else [model.decoder, model.draft.decoder]
     return sum(
         block_bytes(
             num_layers=decoder.config.num_layers,
@@ -322,7 +342,7 @@ def _block_bytes(config: WorkerConfig, model: LoadedModel) -> int:
             head_dim=decoder.config.head_dim,
             dtype=decoder.kv_dtype,
         )
-        for decoder in decoders
+        for decoder in model.decoders
     )
 
 

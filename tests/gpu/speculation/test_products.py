@@ -19,9 +19,10 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import pagewire
+from bench.harness.checkpoints import deepened
 from tests.e2e.conftest import Product, wait_until_all_is_free
 from tests.e2e.speculation.asked import REPEATING, ask, cases_of, check_same, connected, count_of
-from tests.worker_svc.random_models import save_random_model
+from tests.worker_svc.random_models import save_disturbed, save_random_model
 from tests.worker_svc.spelling import EOS, VOCAB_SIZE, make_tokenizer
 
 pytestmark = [
@@ -33,8 +34,7 @@ MODEL = {
     "vocab_size": VOCAB_SIZE,
     "hidden_size": 64,
     "intermediate_size": 96,
-    # If a step is much shorter than its way to the worker and back, no draft pays.
-    "num_hidden_layers": 8,
+    "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "head_dim": 16,
@@ -49,9 +49,15 @@ SMALL = (
 CONFIGS = {
     "ngram": '{"method": "ngram", "num_speculative_tokens": 8, "prompt_lookup_min": 1}',
     "suffix": '{"method": "suffix", "num_speculative_tokens": 8}',
+    "draft_model": '{"method": "draft_model", "num_speculative_tokens": 4}',
 }
-# Of one GPU and of two.
-DRAFTING = ("one ngram", "one suffix", "two ngram")
+# Of one GPU and of two, and of workers with a draft model.
+DRAFTING = (
+    *("one ngram", "one suffix", "two ngram"),
+    *("one_with_draft draft_model", "two_with_draft draft_model"),
+)
+DEEPER = 16  # times the layers of what the draft model is made from
+NOISE = 0.003  # of the draft model, whose weights are spread by a hundred times as much
 PROMPT = REPEATING[:98]  # as many tokens
 NUM_TOKENS = 96
 FEW = tuple(make_tokenizer().token_to_id(letter) for letter in "abcdef")
@@ -92,7 +98,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made: Path = tmp_path_factory.mktemp("models") / "spelling"
     save_random_model(made, (LlamaConfig, LlamaForCausalLM), MODEL)
     make_tokenizer().save(str(made / "tokenizer.json"))
-    return made
+    # If a step is much shorter than its way to the worker and back, no draft pays.
+    return deepened(made, made.parent / "deep", DEEPER, MODEL["max_position_embeddings"])
 
 
 def begun(folder: Path, logs: Path, *options: str) -> Iterator[Product]:
@@ -110,9 +117,36 @@ def one(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prod
 
 @pytest.fixture(scope="module")
 def two(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Product]:
+    yield from begun(folder, tmp_path_factory.mktemp("two"), *of_two())
+
+
+def of_two() -> tuple[str, str]:
+    """The worker's options; skips the test where there are none."""
     if torch.cuda.device_count() < 2:
         pytest.skip("fewer than two CUDA devices")
-    yield from begun(folder, tmp_path_factory.mktemp("two"), "--tensor-parallel-size", "2")
+    return "--tensor-parallel-size", "2"
+
+
+@pytest.fixture(scope="module")
+def draft(folder: Path) -> tuple[str, str]:
+    """The worker's option of a draft model, which is right now and then."""
+    small = folder.parent / "spelling"
+    return "--draft-model", str(save_disturbed(small, folder.parent / "draft", NOISE))
+
+
+@pytest.fixture(scope="module")
+def one_with_draft(
+    folder: Path, draft: tuple[str, str], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Product]:
+    yield from begun(folder, tmp_path_factory.mktemp("one-with-draft"), *draft)
+
+
+@pytest.fixture(scope="module")
+def two_with_draft(
+    folder: Path, draft: tuple[str, str], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Product]:
+    logs = tmp_path_factory.mktemp("two-with-draft")
+    yield from begun(folder, logs, *of_two(), *draft)
 
 
 def schedule(product: Product, *options: str) -> None:

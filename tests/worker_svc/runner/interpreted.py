@@ -58,13 +58,28 @@ def eager_runner(llama_folder: Path) -> ModelRunner:
 
 def interpreted_runner(llama_folder: Path, monkeypatch: pytest.MonkeyPatch) -> ModelRunner:
     """Fused layers on the CPU, and no graph around what graphs launch."""
+    return without_graphs(_to_be_fused(llama_folder, monkeypatch), monkeypatch)
+
+
+def draft_with(runner: ModelRunner, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gives a runner of `interpreted_runner` a draft model."""
+    from worker_svc.runner.cuda_draft_model import CudaDraftModel  # noqa: PLC0415
+
+    model = _to_be_fused(folder, monkeypatch)
+    model.fused = model._fuse()
+    draft = CudaDraftModel(model, cache(model), LIMITS, runner.state)
+    _launch_graphs_of(draft, monkeypatch)
+    runner.draft_model = draft
+
+
+def _to_be_fused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Decoder:
     monkeypatch.setattr(compiled, "supports", lambda config: False)
     monkeypatch.setattr(linear, "pack", lambda weight, bias: None)
-    config = model_config.load(llama_folder)
+    config = model_config.load(folder)
     model = Decoder(config, torch.float32, CPU, LIMITS.max_model_len)
-    load_weights(llama_folder, dict(model.destinations()), frozenset(), model.sharding.share)
+    load_weights(folder, dict(model.destinations()), frozenset(), model.sharding.share)
     model.pack()
-    return without_graphs(model, monkeypatch)
+    return model
 
 
 def without_graphs(model: Decoder, monkeypatch: pytest.MonkeyPatch) -> ModelRunner:
@@ -78,17 +93,21 @@ def without_graphs(model: Decoder, monkeypatch: pytest.MonkeyPatch) -> ModelRunn
     )
     model.fused = model._fuse()
     runner = CudaRunner(model, cache(model), LIMITS, CPU)
-    graphs, decodes = runner._step_graphs, runner._decode_graphs
+    _launch_graphs_of(runner, monkeypatch)
+    asked = runner._asked_graphs
+    asked._ring.send(asked._layout.empty(), asked._buffer)
+    monkeypatch.setattr(asked, "_graphs", Launches(asked._run))
+    return runner
+
+
+def _launch_graphs_of(holder: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    graphs, decodes = holder._step_graphs, holder._decode_graphs
     graphs._beginnings = {n: Launch(graphs._begin, graphs._layers, n) for n in graphs.sizes}
     graphs._decodes = {
         n: Launch(graphs._begin, graphs._layers, n, True) for n in graphs.decode_sizes
     }
     monkeypatch.setattr(graphs, "_endings", Launches(graphs._end))
     monkeypatch.setattr(decodes, "_graphs", Launches(decodes._step))
-    asked = runner._asked_graphs
-    asked._ring.send(asked._layout.empty(), asked._buffer)
-    monkeypatch.setattr(asked, "_graphs", Launches(asked._run))
-    return runner
 
 
 def _with_few_splits(config: Any) -> Any:

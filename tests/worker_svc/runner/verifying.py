@@ -32,7 +32,7 @@ class Verifying:
         self._runner = runner
         self._blocks_per_seq = blocks_per_seq
         self._expected = expected or Told()
-        self._in_flight: deque[tuple[Any, list[int], dict[int, int]]] = deque()
+        self._in_flight: deque[tuple[Any, list[int], dict[int, int] | None]] = deque()
         self._step_id = 0
         self._samplings: dict[int, RowSampling] = {}
 
@@ -67,23 +67,42 @@ class Verifying:
         if given:
             self.drain()  # where the drafts begin
         drafts = {slot: self._drafts(slot, *given.get(slot, (0, 0))) for slot in rows}
+        lengths = {slot: len(one) for slot, one in drafts.items()}
+        sampled = [slot for slot in rows if slot not in unfinished]
+        counts = {slot: 1 + given.get(slot, (0, 0))[0] for slot in sampled}
+        token_ids = [token for one in drafts.values() for token in one]
+        self._launch(rows, lengths if given else {}, token_ids, new, (sampled, counts))
+
+    def drafted_there(self, slots: Sequence[int], lengths: Mapping[int, int]) -> None:
+        """Rows that decode, of which the worker drafts so many tokens each."""
+        self.drain()
+        both = {slot: lengths.get(slot, 0) for slot in slots}
+        self._launch(dict.fromkeys(slots, 1), both, [], (), (list(slots), None))
+
+    def _launch(
+        self,
+        rows: Mapping[int, int],
+        lengths: Mapping[int, int],
+        token_ids: Sequence[int],
+        new: Sequence[NewSequence],
+        awaited: tuple[list[int], dict[int, int] | None],
+    ) -> None:
+        """With drafts of these lengths, of all rows or of none."""
         step = StepInput(
             step_id=self._step_id + 1,
             reset=not self._step_id,
             new_sequences=tuple(new),
             slots=np.array(list(rows)),
-            num_scheduled=np.array([n + len(drafts[slot]) for slot, n in rows.items()]),
-            num_drafted=np.array([len(one) for one in drafts.values()] if given else [], np.int64),
-            draft_token_ids=np.array([t for one in drafts.values() for t in one], np.int64),
+            num_scheduled=np.array([n + lengths.get(slot, 0) for slot, n in rows.items()]),
+            num_drafted=np.array([*lengths.values()], np.int64),
+            draft_token_ids=np.array(token_ids, np.int64),
             wants_state=True,
         )
         launched = self._runner.launch(step)
         if isinstance(launched, StepOutput) and launched.error:
             raise RuntimeError(launched.error)
         self._step_id += 1
-        sampled = [slot for slot in rows if slot not in unfinished]
-        counts = {slot: 1 + given.get(slot, (0, 0))[0] for slot in sampled}
-        self._in_flight.append((launched, sampled, counts))
+        self._in_flight.append((launched, *awaited))
         while len(self._in_flight) > 1:
             self._collect()
 
@@ -108,7 +127,7 @@ class Verifying:
             launched.record(output)
         assert not output.error and output.row_status is None
         given = [1] * len(sampled) if output.num_sampled is None else output.num_sampled.tolist()
-        assert given == [counts[slot] for slot in sampled]
+        assert counts is None or given == [counts[slot] for slot in sampled]
         first = 0
         for slot, count in zip(sampled, given, strict=True):
             own = np.arange(first, first + count)
