@@ -13,14 +13,14 @@ import numpy as np
 from scheduler_svc.core import Drafts, Scheduler, Sequence, Status, StepPlan
 from scheduler_svc.core.request.request import TokenIds
 from scheduler_svc.core.step.plan import NO_DRAFTS
-from scheduler_svc.speculation.acceptance import Acceptance, Verified
+from scheduler_svc.speculation.acceptance import Verified
 from scheduler_svc.speculation.answered_step import AnsweredStep
-from scheduler_svc.speculation.delays import Delays, StepEffect
-from scheduler_svc.speculation.lengths import DraftableRows, choose_lengths
+from scheduler_svc.speculation.lengths import choose_lengths
 from scheduler_svc.speculation.lookup import look_up, look_up_rows
 from scheduler_svc.speculation.options import SpeculationOptions
 from scheduler_svc.speculation.past_outputs import PastOutputs
 from scheduler_svc.speculation.prices import Prices
+from scheduler_svc.speculation.step_drafter import StepDrafter
 
 _AT_FIRST = 0.45  # the probability that a prediction comes true, before any was seen
 _FADE = 0.85  # of it, with each new prediction
@@ -57,22 +57,17 @@ class _Course:
         self.predicted = self.predicted[len(came) :]
 
 
-class Drafter:
+class Drafter(StepDrafter):
     """The drafts of one core; belongs to the event loop's thread."""
 
     def __init__(
         self, options: SpeculationOptions, core: Scheduler, predict: Predict | None = None
     ) -> None:
         """`predict` stands in for the look-up, where a simulation has no text to look up in."""
-        self._options = options
+        super().__init__(options, core)
         self._predict = predict
-        self._core = core
         self._courses: dict[Sequence, _Course] = {}
-        self._late_step_id: int | None = None  # of the step that awaited others for drafts' sake
         self._prices = Prices()
-        self._acceptance = Acceptance(options.num_speculative_tokens)
-        self._max_positions = len(core.view.num_known)  # that a step may sample at: one a slot
-        self._delays = Delays(self._max_positions)
         self._past = PastOutputs(
             options.suffix_decoding_max_cached_requests, options.suffix_decoding_max_tree_depth
         )
@@ -80,15 +75,9 @@ class Drafter:
     def stepped(self, done: AnsweredStep) -> None:
         """Takes note of a step that was answered, and of what it took."""
         verified = self._verified(done.plan) if done.plan.drafts else {}
-        if verified:
-            self._acceptance.learn(list(verified.values()))
-        has_waited = done.plan.step_id == self._late_step_id
         if done.is_decode:
-            self._prices.observe(done, has_waited)
-        prices, running = self._prices.of(len(done.plan.slots)), self._core.view.running_slots()
-        if prices is not None:
-            accepted = {slot: row.num_accepted for slot, row in verified.items()}
-            self._delays.stepped(StepEffect(done, running, accepted, prices, has_waited))
+            self._prices.observe(done, self.has_waited(done.plan))
+        self.learn(done, verified, self._prices.of(len(done.plan.slots)))
 
     def _verified(self, plan: StepPlan) -> dict[int, Verified]:
         """What came of the drafts of a step, by slot; not of requests that it ended."""
@@ -102,22 +91,8 @@ class Drafter:
                 verified[slot] = Verified(course.probability, len(draft), accepted)
         return verified
 
-    def propose(self) -> Drafts | None:
-        """Drafts by slot, for the rows whose drafts pay; none for all others.
-
-        None if no step is to be planned now. A step with drafts is alone: were others to go on
-        meanwhile, rows would part for ever into two steps, each of which takes almost as long as
-        one with all.
-        """
-        oldest = self._core.oldest_in_flight
-        is_verifying = oldest is not None and bool(oldest.drafts)
-        drafts = NO_DRAFTS if is_verifying else self._drafts()
-        if is_verifying or (oldest is not None and drafts):
-            self._late_step_id = self._core.last_step_id + 1
-            return None
-        return drafts
-
-    def _drafts(self) -> Drafts:
+    def drafts(self) -> Drafts:
+        """Those whose predictions pay."""
         self._keep_outputs()
         running, limit = self._core.view.running, self._options.disable_by_batch_size
         if not running or (limit and len(running) >= limit):
@@ -137,7 +112,7 @@ class Drafter:
 
     def _begun(self, sequence: Sequence) -> _Course:
         assert sequence.slot is not None
-        self._delays.begin(sequence.slot)
+        self.begin(sequence.slot)
         return _Course(self._num_known(sequence))
 
     def _lengths(self, drafting: dict[Sequence, _Course]) -> list[int]:
@@ -145,17 +120,10 @@ class Drafter:
         prices = self._prices.of(self._core.num_running)
         if prices is None or not drafting or self._prices.is_stale:
             return []
-        slots = np.array([s.slot for s in drafting], dtype=np.intp)
-        others = self._core.view.running_but(slots)
-        left_s = self._delays.left_s(np.concatenate([slots, others]))
-        probabilities = np.array([course.probability for course in drafting.values()])
-        gains = self._acceptance.expected(probabilities)
+        rows = self.rows(list(drafting), [course.probability for course in drafting.values()])
         for row, course in enumerate(drafting.values()):
             if course.is_fresh:
-                gains[row, len(course.predicted) :] = 0.0
-        # Requests that may enter have their places first.
-        max_drafts = self._max_positions - len(left_s) - self._core.num_waiting
-        rows = DraftableRows(gains, left_s, max_drafts)
+                rows.gains[row, len(course.predicted) :] = 0.0
         lengths: list[int] = choose_lengths(rows, prices).tolist()
         return lengths
 

@@ -41,8 +41,33 @@ def choose_lengths(rows: DraftableRows, prices: StepPrices) -> Lengths:
     if pace[best] <= MARGIN * num_rows / prices.plain_s:
         return nothing
     lengths = np.bincount(order[: best + 1] // most, minlength=num_predicted)
-    lost_s = float(extra_s[best] - prices.row_s * accepted[best])
-    return lengths if _all_may_lose(rows, lengths, lost_s, prices) else nothing
+    cost = _Cost(float(extra_s[best]), float(accepted[best]))
+    return lengths if _all_may_lose(rows, lengths, cost, prices) else nothing
+
+
+def choose_rounds(rows: DraftableRows, prices: StepPrices) -> int:
+    """The number of drafts that each row with predictions gets, all alike; 0 where none pay."""
+    num_predicted, num_rows = len(rows.gains), len(rows.left_s)
+    most = min(rows.gains.shape[1], rows.max_drafts // max(num_predicted, 1))
+    if most < 1:
+        return 0
+    accepted = np.cumsum(rows.gains[:, :most].sum(axis=0))  # [most]
+    extra_s = prices.wait_s + prices.draft_s * num_predicted * np.arange(1, most + 1)
+    pace = (num_rows + accepted) / (prices.plain_s + extra_s)
+    best = int(pace.argmax())
+    if pace[best] <= MARGIN * num_rows / prices.plain_s:
+        return 0
+    lengths = np.full(num_predicted, best + 1, dtype=np.intp)
+    cost = _Cost(float(extra_s[best]), float(accepted[best]))
+    return best + 1 if _all_may_lose(rows, lengths, cost, prices) else 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Cost:
+    """Of a step's drafts."""
+
+    extra_s: float
+    accepted: float  # expected
 
 
 def _likeliest(rows: DraftableRows, prices: StepPrices) -> Lengths:
@@ -54,10 +79,12 @@ def _likeliest(rows: DraftableRows, prices: StepPrices) -> Lengths:
     return np.argsort(keys, axis=None, kind="stable")[: max(rows.max_drafts, 0)]
 
 
-def _all_may_lose(rows: DraftableRows, lengths: Lengths, lost_s: float, prices: StepPrices) -> bool:
-    """Whether each row may lose so much in a step, or is expected to regain it by its drafts."""
+def _all_may_lose(rows: DraftableRows, lengths: Lengths, cost: _Cost, prices: StepPrices) -> bool:
+    """Whether each row may lose what a step loses, or is expected to regain it by its drafts."""
+    lost_s = cost.extra_s - prices.row_s * cost.accepted
+    risked_s = _RISKED * (prices.plain_s + cost.extra_s)
     may_s = rows.left_s.copy()
-    may_s[(may_s < 0) & (may_s > -_RISKED * prices.plain_s)] = 0.0
+    may_s[(may_s < 0) & (may_s > -risked_s)] = 0.0
     is_drafted = np.arange(rows.gains.shape[1]) < lengths[:, None]
     may_s[: len(lengths)] += prices.fixed_s * (rows.gains * is_drafted).sum(axis=1)
     return bool(lost_s <= may_s.min())

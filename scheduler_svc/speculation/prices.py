@@ -31,11 +31,34 @@ class StepPrices:
         return self.plain_s + self.wait_s + num_drafts * self.draft_s
 
 
+class PlainSteps:
+    """What steps without drafts take, by their number of rows."""
+
+    def __init__(self) -> None:
+        self._costs = StepCosts()
+
+    def observe(self, done: AnsweredStep, has_waited: bool) -> None:
+        """Takes note of one; `has_waited`: it began late for drafts' sake."""
+        seconds = done.duration_s if has_waited else done.period_s
+        self._costs.observe(len(done.plan.slots), seconds)
+
+    def of(self, num_rows: int) -> float | None:
+        """Seconds of a step of so many rows; None before any was measured."""
+        return self._costs.of(num_rows)
+
+    def slope_s(self, num_rows: int, plain_s: float) -> float | None:
+        """What each row adds; None: no step of at most half as many rows was measured."""
+        fewest = self._costs.fewest
+        if fewest is None or 2 * fewest > num_rows:
+            return None
+        return max(plain_s - (self._costs.of(fewest) or plain_s), 0.0) / (num_rows - fewest)
+
+
 class Prices:
     """Of one core's steps."""
 
     def __init__(self) -> None:
-        self._plain = StepCosts()  # by number of rows
+        self._plain = PlainSteps()
         # Of steps with drafts: their number of drafts, and what they took beyond plain ones.
         self._mean_drafts = self._mean_s = 0.0
         self._spread = self._slant = 0.0  # of the number of drafts; of the time with it
@@ -55,7 +78,7 @@ class Prices:
         if not num_drafted:
             self._num_drafting, self._num_plain = 0, self._num_plain + 1
             self._is_known &= self._num_plain < _REMEMBERED
-            self._plain.observe(num_rows, done.duration_s if has_waited else done.period_s)
+            self._plain.observe(done, has_waited)
             return
         self._num_drafting, self._num_plain = self._num_drafting + 1, 0
         if (plain_s := self._plain.of(num_rows)) is not None:
@@ -66,7 +89,7 @@ class Prices:
         plain_s = self._plain.of(num_rows)
         if plain_s is None:
             return None
-        slope_s = self._slope_s(num_rows, plain_s)
+        slope_s = self._plain.slope_s(num_rows, plain_s)
         if not self._is_known:
             row_s = slope_s or 0.0
             return StepPrices(plain_s, row_s, plain_s - row_s * num_rows, 0.0, row_s)
@@ -76,13 +99,6 @@ class Prices:
         row_s = min(draft_s if slope_s is None else slope_s, plain_s / num_rows)
         wait_s = self._mean_s - draft_s * self._mean_drafts
         return StepPrices(plain_s, row_s, plain_s - row_s * num_rows, wait_s, draft_s)
-
-    def _slope_s(self, num_rows: int, plain_s: float) -> float | None:
-        """What each row adds; None: no step of at most half as many rows was measured."""
-        fewest = self._plain.fewest
-        if fewest is None or 2 * fewest > num_rows:
-            return None
-        return max(plain_s - (self._plain.of(fewest) or plain_s), 0.0) / (num_rows - fewest)
 
     def _fit(self, num_drafts: int, extra_s: float, plain_s: float) -> None:
         if not self._is_known:

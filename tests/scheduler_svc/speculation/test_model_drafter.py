@@ -41,7 +41,8 @@ class Served:
         return plan
 
     def plan(self) -> StepPlan | None:
-        return self.core.schedule(None, self.drafter.propose())
+        drafts = self.drafter.propose()
+        return None if drafts is None else self.core.schedule(None, drafts)
 
     def answer(self, plan: StepPlan) -> None:
         counts, seconds = [], 1.0
@@ -82,7 +83,7 @@ def test_a_slow_draft_model_takes_a_small_share_of_the_time() -> None:
     assert 2 <= sum(map(bool, drafted)) < 10
 
 
-def test_a_try_ends_although_other_rows_go_on_in_a_step_between() -> None:
+def test_a_step_with_drafts_is_alone_and_tries_end() -> None:
     served = Served(0, 0.5)
     served.add("a")
     served.add("b")
@@ -90,8 +91,20 @@ def test_a_try_ends_although_other_rows_go_on_in_a_step_between() -> None:
     for _ in range(2000):
         while len(in_flight) < 2 and (plan := served.plan()) is not None:
             in_flight.append(plan)
+        assert len(in_flight) == 1 or not any(plan.drafts for plan in in_flight)
         served.answer(in_flight.pop(0))
     assert 2 <= sum(map(bool, served.drafted[200:])) < 30
+
+
+def test_where_places_are_few_all_rows_get_as_many_drafts() -> None:
+    served = Served(4, 0.1)
+    for name in "abc":
+        served.add(name)
+    served.run(100)
+    plans = [served.step() for _ in range(50)]
+    # Eight tokens are sampled at most, so there are five drafts of three rows.
+    lengths = {tuple(map(len, plan.drafts.values())) for plan in plans if plan.drafts}
+    assert lengths == {(1, 1, 1)}
 
 
 def test_a_slow_draft_model_reads_hardly_any_prompt() -> None:
@@ -133,10 +146,10 @@ def test_a_long_prompt_is_not_read_for_a_few_tokens() -> None:
     served.add("a", num_prompt=400)
     served.run(30)
     served.add("short", num_prompt=1500, max_tokens=10)
-    for _ in range(5):
-        plan = served.step()
-    slot = next(s.slot for s in served.core.view.running if s.request.request_id == "short")
-    assert slot not in plan.drafts and plan.drafts
+    plans = [served.step() for _ in range(10)]
+    slot = plans[0].new_sequences[0].slot
+    assert not any(slot in plan.drafts for plan in plans)
+    assert served.run(20).count(4) > 10
 
 
 @pytest.mark.parametrize("limit", [1, 2])
