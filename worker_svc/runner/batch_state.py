@@ -166,7 +166,7 @@ class BatchState:
             index = step.appended_slots * self.block_tables.shape[1] + staged.appended_at
             self._put(self.block_tables, index, step.appended_block_ids)
         if (drafts := rows.drafts) is not None and not drafts.are_made_here:
-            self.write_sampled(rows, upload(self.device, drafts.token_ids)[0], drafts.num_drafted)
+            self.write_known(rows, drafts.token_ids, drafts.num_drafted)
 
     def _enter_rows(self, staged: Staged) -> None:
         new = staged.step.new_sequences
@@ -177,19 +177,19 @@ class BatchState:
         firsts = [sequence.slot * self.block_tables.shape[1] for sequence in new]
         self._scatter(self.block_tables, firsts, [sequence.block_ids for sequence in new])
 
-    def write_sampled(self, rows: Rows, token_ids: Tensor, counts: IntColumn | None = None) -> None:
-        """Writes sampled tokens [R], or drafts, after the known ones, where the model reads them.
+    def write_sampled(self, rows: Rows, token_ids: Tensor) -> None:
+        """Writes sampled tokens [R] after the known ones, where the model reads them.
 
-        Each row has `counts` [B]; None: one for each that samples. They count from the commit on.
+        They count from the commit on.
         """
-        slots, positions = rows.slots, rows.known_ends
-        if counts is not None:
-            slots, firsts = np.repeat(slots, counts), np.repeat(rows.known_ends, counts)
-            positions = firsts + places_in_rows(counts)
-        elif not rows.samples.all():
-            slots, positions = slots[rows.samples], positions[rows.samples]
-        (index,) = upload(self.device, slots * self.token_rows.shape[1] + positions)
+        ends = (rows.slots * self.token_rows.shape[1] + rows.known_ends)[rows.samples]
+        (index,) = upload(self.device, ends)
         self.token_rows.view(-1).index_copy_(0, index, token_ids.int())
+
+    def write_known(self, rows: Rows, token_ids: NDArray[np.integer], counts: IntColumn) -> None:
+        """The same of tokens that the host knows, `counts` [B] of each row."""
+        firsts = rows.slots * self.token_rows.shape[1] + rows.known_ends
+        self._put(self.token_rows, np.repeat(firsts, counts) + places_in_rows(counts), token_ids)
 
     def commit(self, staged: Staged) -> None:
         """The step worked: its rows advance and its table is the state."""

@@ -231,8 +231,11 @@ class CudaRunner(ModelRunner):
         self, staged: Staged, step_map: StepMap, is_plain: bool, clock: StepClock, started: float
     ) -> Computed:
         """By the graphs of steps; what rows ask for in addition is launched after the first."""
+        rows, sampling = staged.rows, None
         # Before the model is launched, so that masks are filled while it computes.
-        sampling = None if is_plain else self.state.sampling_rows(staged)
+        is_early = staged.table.columns["has_grammar"][rows.slots].any()
+        if is_early and not is_plain:
+            sampling = self.state.sampling_rows(staged)
         prepare_us = us_since(started)
         clock.begin()
         self._step_graphs.begin(step_map)
@@ -240,18 +243,20 @@ class CudaRunner(ModelRunner):
         if not step_map.num_sampled:
             clock.mark()
             return Computed(prepare_us)
-        if sampling is None:
-            filters = asked.may_filter(staged.table.columns, staged.rows.slots)
+        if is_plain:
+            filters = asked.may_filter(staged.table.columns, rows.slots)
             self._step_graphs.sample(step_map, filters)
             clock.mark()
             return Computed(prepare_us, step_map.places)
+        if sampling is None:
+            sampling = self.state.sampling_rows(staged)
         placed = self._step_graphs.logits(step_map)
-        if staged.rows.drafts is None and self._asked_graphs.hold(step_map, sampling):
+        if rows.drafts is None and self._asked_graphs.hold(step_map, sampling):
             filters = bool(sampling.is_filtered.any())
             extras = self._asked_graphs.sample(step_map, staged, sampling, filters)
             clock.mark()
             return Computed(prepare_us, step_map.places, extras)
-        given = placed if staged.rows.drafts is None else placed.ordered()
+        given = placed if rows.drafts is None else placed.ordered()
         extras = sample_rows(self.slots, given, staged, sampling)
         clock.mark()
         return Computed(prepare_us, step_map.places, extras)

@@ -21,7 +21,6 @@ from worker_svc.attention.batch import LastTokens
 from worker_svc.attention.kv_cache import KVCache
 from worker_svc.device.device import end_if_lost
 from worker_svc.device.step_clock import DecodeTime, StepClock
-from worker_svc.device.transfer import upload_array
 from worker_svc.metrics.steps import StepCounts, kind_of
 from worker_svc.models import Decoder
 from worker_svc.observe.request_spans import RequestStays, StepRows
@@ -188,8 +187,7 @@ class ModelRunner(ABC):
             self.draft_model.read(rows.drafts)
         kept = drawn.select(rows.drafts.verify(rows.samples, drawn.tokens))
         # A row without a token ends, but whatever its place holds may still be read as one.
-        known = upload_array(self._device, np.maximum(kept.tokens, 0))
-        self.state.write_sampled(rows, known, rows.num_sampled)
+        self.state.write_known(rows, np.maximum(kept.tokens, 0), rows.num_sampled)
         if self.draft_model is not None:
             self.draft_model.settle(rows.drafts)
         return kept

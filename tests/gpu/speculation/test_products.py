@@ -56,7 +56,7 @@ DRAFTING = (
     *("one ngram", "one suffix", "two ngram"),
     *("one_with_draft draft_model", "two_with_draft draft_model"),
 )
-DEEPER = 16  # times the layers of what the draft model is made from
+DEEPER = 32  # times the layers of what the draft model is made from
 NOISE = 0.003  # of the draft model, whose weights are spread by a hundred times as much
 PROMPT = REPEATING[:98]  # as many tokens
 NUM_TOKENS = 96
@@ -128,22 +128,22 @@ def of_two() -> tuple[str, str]:
 
 
 @pytest.fixture(scope="module")
-def draft(folder: Path) -> tuple[str, str]:
-    """The worker's option of a draft model, which is right now and then."""
-    small = folder.parent / "spelling"
-    return "--draft-model", str(save_disturbed(small, folder.parent / "draft", NOISE))
+def draft(folder: Path) -> tuple[str, ...]:
+    """The worker's options: a draft model, which is right now and then, and places for drafts."""
+    small = save_disturbed(folder.parent / "spelling", folder.parent / "draft", NOISE)
+    return "--draft-model", str(small), "--max-num-seqs", "256"
 
 
 @pytest.fixture(scope="module")
 def one_with_draft(
-    folder: Path, draft: tuple[str, str], tmp_path_factory: pytest.TempPathFactory
+    folder: Path, draft: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Product]:
     yield from begun(folder, tmp_path_factory.mktemp("one-with-draft"), *draft)
 
 
 @pytest.fixture(scope="module")
 def two_with_draft(
-    folder: Path, draft: tuple[str, str], tmp_path_factory: pytest.TempPathFactory
+    folder: Path, draft: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Product]:
     logs = tmp_path_factory.mktemp("two-with-draft")
     yield from begun(folder, logs, *of_two(), *draft)
