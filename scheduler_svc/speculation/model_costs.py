@@ -62,7 +62,8 @@ class ModelCosts:
         if round_s is not None and self._caught_up is not None:
             lag_s = self._caught_up.lag_s(round_s)
             before = lag_s if self._lag_s is None else self._lag_s
-            self._lag_s = _FADE * before + (1 - _FADE) * lag_s
+            # Rare, so one that was disturbed must not count for long.
+            self._lag_s = min(lag_s, _FADE * before + (1 - _FADE) * lag_s)
             self._caught_up = None
 
     def round_s(self, num_drafting: int) -> float:
