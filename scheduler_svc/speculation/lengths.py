@@ -13,7 +13,7 @@ from scheduler_svc.speculation.acceptance import Gains
 from scheduler_svc.speculation.pay import MARGIN
 from scheduler_svc.speculation.prices import StepPrices
 
-_RISKED = 1.0  # of a step's time: so late a row may lose what it is expected to regain at once
+_RISKED = 1.0  # of a step with its drafts: so late a row may lose what it is expected to regain
 
 Lengths = NDArray[np.intp]
 
