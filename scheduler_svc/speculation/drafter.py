@@ -81,15 +81,11 @@ class Drafter(StepDrafter):
 
     def _verified(self, plan: StepPlan) -> dict[int, Verified]:
         """What came of the drafts of a step, by slot; not of requests that it ended."""
-        before = dict(zip(plan.slots.tolist(), plan.num_computed.tolist(), strict=True))
-        verified = {}
-        for slot, draft in plan.drafts.items():
-            sequence = self._core.view.sequence_in(slot)
-            course = None if sequence is None else self._courses.get(sequence)
-            if sequence is not None and course is not None:
-                accepted = max(self._num_known(sequence) - before[slot] - 2, 0)
-                verified[slot] = Verified(course.probability, len(draft), accepted)
-        return verified
+        return {
+            one.slot: Verified(course.probability, one.num_drafts, one.num_accepted)
+            for one in self.came(plan)
+            if (course := self._courses.get(one.sequence)) is not None
+        }
 
     def drafts(self) -> Drafts:
         """Those whose predictions pay."""

@@ -29,45 +29,57 @@ class DraftableRows:
 
 def choose_lengths(rows: DraftableRows, prices: StepPrices) -> Lengths:
     """The number of drafts of each row with predictions [R]; all 0 where none pay."""
-    (num_predicted, most), num_rows = rows.gains.shape, len(rows.left_s)
+    num_predicted, most = rows.gains.shape
     nothing = np.zeros(num_predicted, dtype=np.intp)
     order = _likeliest(rows, prices)
     if not len(order):
         return nothing
     accepted = np.cumsum(rows.gains.ravel()[order])  # [K], expected of the first drafts
-    extra_s = prices.wait_s + prices.draft_s * np.arange(1, len(order) + 1)
-    pace = (num_rows + accepted) / (prices.plain_s + extra_s)
-    best = int(pace.argmax())
-    if pace[best] <= MARGIN * num_rows / prices.plain_s:
+    cost = _best(accepted, np.arange(1, len(order) + 1), len(rows.left_s), prices)
+    if cost is None:
         return nothing
-    lengths = np.bincount(order[: best + 1] // most, minlength=num_predicted)
-    cost = _Cost(float(extra_s[best]), float(accepted[best]))
+    lengths = np.bincount(order[: cost.num_drafts] // most, minlength=num_predicted)
     return lengths if _all_may_lose(rows, lengths, cost, prices) else nothing
 
 
 def choose_rounds(rows: DraftableRows, prices: StepPrices) -> int:
     """The number of drafts that each row with predictions gets, all alike; 0 where none pay."""
-    num_predicted, num_rows = len(rows.gains), len(rows.left_s)
+    num_predicted = len(rows.gains)
     most = min(rows.gains.shape[1], rows.max_drafts // max(num_predicted, 1))
     if most < 1:
         return 0
     accepted = np.cumsum(rows.gains[:, :most].sum(axis=0))  # [most]
-    extra_s = prices.wait_s + prices.draft_s * num_predicted * np.arange(1, most + 1)
-    pace = (num_rows + accepted) / (prices.plain_s + extra_s)
-    best = int(pace.argmax())
-    if pace[best] <= MARGIN * num_rows / prices.plain_s:
+    num_drafts = num_predicted * np.arange(1, most + 1)
+    cost = _best(accepted, num_drafts, len(rows.left_s), prices)
+    if cost is None:
         return 0
-    lengths = np.full(num_predicted, best + 1, dtype=np.intp)
-    cost = _Cost(float(extra_s[best]), float(accepted[best]))
-    return best + 1 if _all_may_lose(rows, lengths, cost, prices) else 0
+    length = cost.num_drafts // num_predicted
+    lengths = np.full(num_predicted, length, dtype=np.intp)
+    return length if _all_may_lose(rows, lengths, cost, prices) else 0
 
 
 @dataclass(frozen=True, slots=True)
 class _Cost:
     """Of a step's drafts."""
 
+    num_drafts: int
     extra_s: float
     accepted: float  # expected
+
+
+def _best(
+    accepted: NDArray[np.float64], num_drafts: Lengths, num_rows: int, prices: StepPrices
+) -> _Cost | None:
+    """The one of several numbers of drafts [K] that brings most tokens a second; None: none pays.
+
+    `accepted` [K] are expected of them.
+    """
+    extra_s = prices.wait_s + prices.draft_s * num_drafts
+    pace = (num_rows + accepted) / (prices.plain_s + extra_s)
+    best = int(pace.argmax())
+    if pace[best] <= MARGIN * num_rows / prices.plain_s:
+        return None
+    return _Cost(int(num_drafts[best]), float(extra_s[best]), float(accepted[best]))
 
 
 def _likeliest(rows: DraftableRows, prices: StepPrices) -> Lengths:

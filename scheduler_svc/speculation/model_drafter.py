@@ -8,14 +8,14 @@ to time a step is made the other way, since what was measured may have changed.
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from scheduler_svc.core import Drafts, Scheduler, Sequence, StepPlan
+from scheduler_svc.core import Drafts, Scheduler, Sequence
 from scheduler_svc.core.step.plan import NO_DRAFTS, WorkerDraft
 from scheduler_svc.speculation.acceptance import Verified
 from scheduler_svc.speculation.answered_step import AnsweredStep
 from scheduler_svc.speculation.lengths import choose_rounds
 from scheduler_svc.speculation.model_costs import ModelCosts
 from scheduler_svc.speculation.options import SpeculationOptions
-from scheduler_svc.speculation.step_drafter import StepDrafter
+from scheduler_svc.speculation.step_drafter import CameOfDrafts, StepDrafter
 
 _AT_FIRST = 0.7  # the probability that a draft comes true, before any was verified
 _FADE, _FADE_OF_ALL = 0.9, 0.99  # of a request's and of the mean one, with each new draft
@@ -55,8 +55,9 @@ class ModelDrafter(StepDrafter):
     def stepped(self, done: AnsweredStep) -> None:
         """Takes note of a step that was answered, and of what it took."""
         plan = done.plan
-        num_read = self._num_read(plan)
-        verified = self._verified(plan)
+        came = [one for one in self.came(plan) if one.sequence in self._courses]
+        num_read = self._num_read(came)
+        verified = {one.slot: self._verified(one) for one in came}
         if done.is_decode:
             self._count(done)
             if plan.drafts:
@@ -165,33 +166,18 @@ class ModelDrafter(StepDrafter):
         assert sequence.slot is not None
         return sequence.request.takes_drafts and not self._core.view.is_prefilling[sequence.slot]
 
-    def _num_read(self, plan: StepPlan) -> int:
+    def _num_read(self, came: list[CameOfDrafts]) -> int:
         """Tokens that the draft model read for rows that it had not drafted for at once before."""
-        lags = [
-            self._courses[sequence].lag(known)
-            for slot, known in zip(plan.slots.tolist(), plan.num_computed + 1, strict=True)
-            if slot in plan.drafts
-            and (sequence := self._core.view.sequence_in(slot)) is not None
-            and sequence in self._courses
-        ]
+        lags = [self._courses[one.sequence].lag(one.num_known) for one in came]
         return sum(lag for lag in lags if self._is_behind(lag))
 
-    def _verified(self, plan: StepPlan) -> dict[int, Verified]:
-        """What came of the drafts of a step, by slot; not of requests that it ended."""
-        verified = {}
-        known_before = dict(zip(plan.slots.tolist(), plan.num_computed + 1, strict=True))
-        for slot, draft in plan.drafts.items():
-            sequence = self._core.view.sequence_in(slot)
-            course = None if sequence is None else self._courses.get(sequence)
-            if sequence is None or course is None:
-                continue
-            before, now = int(known_before[slot]), self._core.view.num_tokens(sequence)
-            num_accepted = max(now - before - 1, 0)
-            verified[slot] = Verified(course.probability, len(draft), num_accepted)
-            came = len(draft), num_accepted
-            course.probability = _after(course.probability, _FADE, *came)
-            self._probability = _after(self._probability, _FADE_OF_ALL, *came)
-            course.num_drafted_at = before + min(num_accepted, len(draft) - 1)
+    def _verified(self, one: CameOfDrafts) -> Verified:
+        """Takes note of what came of a request's drafts."""
+        course, came = self._courses[one.sequence], (one.num_drafts, one.num_accepted)
+        verified = Verified(course.probability, *came)
+        course.probability = _after(course.probability, _FADE, *came)
+        self._probability = _after(self._probability, _FADE_OF_ALL, *came)
+        course.num_drafted_at = one.num_known + min(one.num_accepted, one.num_drafts - 1)
         return verified
 
 

@@ -6,6 +6,7 @@ The same for drafts of any source: a drafter says how likely those of each row c
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from collections.abc import Sequence as Several
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -17,6 +18,17 @@ from scheduler_svc.speculation.delays import Delays, StepEffect
 from scheduler_svc.speculation.lengths import DraftableRows
 from scheduler_svc.speculation.options import SpeculationOptions
 from scheduler_svc.speculation.prices import StepPrices
+
+
+@dataclass(frozen=True, slots=True)
+class CameOfDrafts:
+    """What came of one request's drafts."""
+
+    slot: int
+    sequence: Sequence
+    num_known: int  # tokens before the first of them
+    num_drafts: int
+    num_accepted: int
 
 
 class StepDrafter(ABC):
@@ -44,6 +56,17 @@ class StepDrafter(ABC):
             self._late_step_id = self._core.last_step_id + 1
             return None
         return drafts
+
+    def came(self, plan: StepPlan) -> list[CameOfDrafts]:
+        """What came of a step's drafts; not of requests that it ended."""
+        num_computed = dict(zip(plan.slots.tolist(), plan.num_computed.tolist(), strict=True))
+        found, view = [], self._core.view
+        for slot, draft in plan.drafts.items():
+            if (sequence := view.sequence_in(slot)) is not None:
+                num_known = num_computed[slot] + 1
+                num_accepted = max(view.num_tokens(sequence) - num_known - 1, 0)
+                found.append(CameOfDrafts(slot, sequence, num_known, len(draft), num_accepted))
+        return found
 
     @abstractmethod
     def drafts(self) -> Drafts:

@@ -26,7 +26,7 @@ from worker_svc.protocol.step import (
     StepInput,
     no_entries,
 )
-from worker_svc.runner.rows import Rows, drafts_of, places_in_rows, refuse
+from worker_svc.runner.rows import Rows, drafts_of, refuse, runs
 from worker_svc.sampling.grammars import Grammars
 from worker_svc.sampling.logits_processors import LogitsProcessors
 from worker_svc.sampling.logprobs import Wanted
@@ -189,7 +189,7 @@ class BatchState:
     def write_known(self, rows: Rows, token_ids: NDArray[np.integer], counts: IntColumn) -> None:
         """The same of tokens that the host knows, `counts` [B] of each row."""
         firsts = rows.slots * self.token_rows.shape[1] + rows.known_ends
-        self._put(self.token_rows, np.repeat(firsts, counts) + places_in_rows(counts), token_ids)
+        self._put(self.token_rows, runs(firsts, counts), token_ids)
 
     def commit(self, staged: Staged) -> None:
         """The step worked: its rows advance and its table is the state."""
@@ -249,7 +249,7 @@ class BatchState:
         if rows.drafts is not None:  # each draft's row samples as if those before it were known
             counts = 1 + rows.drafts.num_drafted[rows.samples]
             slots = np.repeat(slots, counts)
-            num_tokens = np.repeat(num_tokens, counts) + places_in_rows(counts)
+            num_tokens = runs(num_tokens, counts)
         columns = staged.table.columns[slots]
         output_position = num_tokens - columns["num_prompt"]
         is_short = output_position < columns["min_tokens"]

@@ -33,8 +33,7 @@ class CudaDraftModel(DraftModel):
     def capture(self, pool: Any, largest_only: bool = False) -> None:
         """Captures all graphs, or the largest of each kind."""
         self._step_graphs.capture(pool, largest_only)
-        sizes = self._decode_graphs.sizes
-        self._decode_graphs.capture(pool, sizes[-1:] if largest_only else sizes)
+        self._decode_graphs.capture(pool, largest_only)
 
     def forget(self) -> None:
         super().forget()

@@ -83,12 +83,7 @@ class CudaRunner(ModelRunner):
         self._rehearse_prefills(self._prefill_lengths())
         self.slots.rehearse()
         free = torch.cuda.mem_get_info(self._device)[0]
-        pool = torch.cuda.graph_pool_handle()
-        self._step_graphs.capture(pool)
-        self._asked_graphs.capture(pool)
-        self._decode_graphs.capture(pool)
-        if self.draft_model is not None:
-            self.draft_model.capture(pool)
+        self._capture()
         self.graph_bytes = free - torch.cuda.mem_get_info(self._device)[0]
         log.info("graphs take %.2f GiB", self.graph_bytes / GIB)
         self.slots.restore(self.state.table)
@@ -101,13 +96,16 @@ class CudaRunner(ModelRunner):
     def profile(self) -> None:
         """Takes the memory that serving takes: the largest steps, and graphs for the largest."""
         self._rehearse_prefills(self._largest_prefills())
-        pool = torch.cuda.graph_pool_handle()
-        self._step_graphs.capture(pool, largest_only=True)
-        self._asked_graphs.capture(pool, largest_only=True)
-        self._decode_graphs.capture(pool, self._decode_graphs.sizes[-1:])
-        if self.draft_model is not None:
-            self.draft_model.capture(pool, largest_only=True)
+        self._capture(largest_only=True)
         torch.cuda.synchronize(self._device)
+
+    def _capture(self, largest_only: bool = False) -> None:
+        pool = torch.cuda.graph_pool_handle()
+        self._step_graphs.capture(pool, largest_only)
+        self._asked_graphs.capture(pool, largest_only)
+        self._decode_graphs.capture(pool, largest_only)
+        if self.draft_model is not None:
+            self.draft_model.capture(pool, largest_only)
 
     def rehearsals(self) -> tuple[list[Callable[[], None]], list[Callable[[], None]]]:
         """Every kind of prefill, then of decode step, as calls that compute nothing for anybody."""

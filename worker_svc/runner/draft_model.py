@@ -21,7 +21,7 @@ from worker_svc.runner import inputs
 from worker_svc.runner.batch_state import BatchState, HostSlots, Staged
 from worker_svc.runner.block_mover import BlockMover
 from worker_svc.runner.filled_blocks import FilledBlocks
-from worker_svc.runner.rows import RowDrafts, Rows, places_in_rows
+from worker_svc.runner.rows import RowDrafts, Rows, runs
 from worker_svc.sampling.sampler import sample_part
 
 
@@ -35,11 +35,6 @@ class _Drafting:
     begins: IntColumn  # [B] tokens with KV here, before the step
     num_known: IntColumn  # [B]
     num_drafted: IntColumn  # [B]
-
-    @property
-    def positions(self) -> IntColumn:
-        """Where the drafts will be in their token rows, row after row."""
-        return np.repeat(self.num_known, self.num_drafted) + places_in_rows(self.num_drafted)
 
 
 class DraftModel:
@@ -89,8 +84,8 @@ class DraftModel:
             table.columns["num_tokens"][slots] = ends
             self._sample(state, replace(staged, table=table, rows=chunk))
             begins[now] = ends
-        firsts = np.repeat(row.slots, row.num_drafted) * state.token_rows.shape[1]
-        (index,) = upload(state.device, firsts + row.positions)
+        firsts = row.slots * state.token_rows.shape[1] + row.num_known
+        (index,) = upload(state.device, runs(firsts, row.num_drafted))
         self._found = fetched(state.token_rows.view(-1).index_select(0, index))
 
     def read(self, drafts: RowDrafts) -> None:

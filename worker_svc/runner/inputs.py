@@ -10,7 +10,7 @@ from worker_svc.attention.batch import AttentionBatch, LastTokens
 from worker_svc.device.transfer import upload
 from worker_svc.protocol.step import IntColumn, Limits
 from worker_svc.runner.batch_state import BatchState
-from worker_svc.runner.rows import Rows, places_in_rows
+from worker_svc.runner.rows import Rows, runs
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ def _sampling_tokens(rows: Rows, cu_seqlens: IntColumn) -> IntColumn:
     if rows.drafts is None:
         return last
     num_drafted = rows.drafts.num_drafted[rows.samples]
-    return np.repeat(last - num_drafted, 1 + num_drafted) + places_in_rows(1 + num_drafted)
+    return runs(last - num_drafted, 1 + num_drafted)
 
 
 def last_tokens(rows: Tensor, sequences: Tensor, batch: AttentionBatch) -> LastTokens:

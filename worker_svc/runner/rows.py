@@ -18,7 +18,7 @@ class RowDrafts:
     """The drafts of a step with B rows."""
 
     num_drafted: IntColumn  # [B]
-    token_ids: IntColumn  # row after row; of drafts made here, 0 until `DraftModel.draft`
+    token_ids: IntColumn  # row after row; of drafts made here, 0 until `DraftModel.read`
     num_accepted: IntColumn  # [B]; 0 until the step has sampled, then filled by `verify`
     are_made_here: bool = False  # by this worker's draft model
 
@@ -100,9 +100,10 @@ def drafts_of(step: StepInput, columns: NDArray[np.void], slots: IntColumn) -> R
     return RowDrafts(num_drafted, token_ids, np.zeros_like(num_drafted), made_here)
 
 
-def places_in_rows(counts: IntColumn) -> IntColumn:
-    """0, 1, 2 and on for each of `counts`, one row after the other."""
-    return np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+def runs(firsts: IntColumn, counts: IntColumn) -> IntColumn:
+    """`counts` [B] numbers from each of `firsts` [B] on, one run after the other."""
+    places: IntColumn = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+    return np.repeat(firsts, counts) + places
 
 
 def refuse(bad: NDArray[np.bool_], name: str, slots: IntColumn, reason: str) -> None:

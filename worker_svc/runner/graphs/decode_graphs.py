@@ -77,13 +77,13 @@ class DecodeGraphs:
         """Everything that `capture` captures, as calls that run it without a request."""
         return [partial(self._rehearse, size) for size in self.sizes]
 
-    def capture(self, pool: Any, sizes: tuple[int, ...] | None = None) -> None:
-        """Captures all sizes or those given, largest first, since it decides the memory."""
+    def capture(self, pool: Any, largest_only: bool = False) -> None:
+        """Captures all sizes, or the largest; that one first, since it decides the memory."""
         started = time.perf_counter()
         self._batch_slots.fill_(NO_SLOT)
         self._loaded = None
         with capturing(self._slots.device):
-            for size in sorted(sizes or self.sizes, reverse=True):
+            for size in self.sizes[-1:] if largest_only else self.sizes[::-1]:
                 self._rehearse(size)  # compiles, and lets the libraries make their workspaces
                 for filters in (False, True):
                     variant = _Variant(size, filters)

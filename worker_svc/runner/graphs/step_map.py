@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from worker_svc.protocol.step import IntColumn
-from worker_svc.runner.rows import Rows, places_in_rows
+from worker_svc.runner.rows import Rows, runs
 
 # Tokens of the largest graph. A step of more keeps the device busy for longer than it is launched.
 MOST_TOKENS = 4096
@@ -118,7 +118,7 @@ def spread(rows: Rows) -> Rows:
     return Rows(
         rows.slots[each],
         (rows.num_scheduled - num_drafted)[each],
-        rows.num_computed[each] + places_in_rows(counts),
+        runs(rows.num_computed, counts),
         rows.samples[each],
     )
 
