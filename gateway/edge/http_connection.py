@@ -12,8 +12,10 @@ from functools import partial
 from http import HTTPStatus
 from typing import Any, cast
 
+import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from gateway.edge import upgrades
 from gateway.edge.edge_limits import EdgeLimits
 from gateway.edge.lingering import LingeringTransport
 from gateway.errors import ErrorKind, RequestError, error_body
@@ -37,7 +39,7 @@ class _Phase(Enum):
     END = auto()  # of the connection: the request was refused
 
 
-class _TooMuch(Exception):
+class _Refused(Exception):
     """Raised in the parser's callbacks; the parser then reports a broken request."""
 
 
@@ -113,7 +115,35 @@ class GuardedConnection(HttpToolsProtocol):
             self._refuse_headers()
             self.send_400_response("")
             return
-        super().data_received(data)
+        self._unset_keepalive_if_required()
+        self._parse(data)
+
+    def _parse(self, data: bytes) -> None:
+        rest: memoryview | None = memoryview(data)
+        try:
+            while rest is not None:
+                rest = self._parse_some(rest)
+        except httptools.HttpParserError:
+            self.send_400_response("")
+
+    def _parse_some(self, data: memoryview) -> memoryview | None:
+        """Parses up to the end of a head that asks for another protocol; what follows it."""
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            self._ignore_upgrade()
+            return data[upgrade.args[0] :]
+        return None
+
+    def _ignore_upgrade(self) -> None:
+        """Reads the head again without what asked for the upgrade."""
+        asking = self.parser
+        head = upgrades.head_without_upgrade(
+            asking.get_method(), self.url, asking.get_http_version(), self.headers
+        )
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn does
+        self.parser.feed_data(head)
 
     def on_message_begin(self) -> None:
         """Starts the counts of a request."""
@@ -130,16 +160,27 @@ class GuardedConnection(HttpToolsProtocol):
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Counts a header, or a trailer."""
+        """Counts a header, or a trailer, which is dropped: guards have judged the headers."""
         self._num_headers += 1
         self._num_header_bytes += len(name) + len(value)
         self._check_headers()
-        super().on_header(name, value)
+        if self._phase is _Phase.HEADERS:
+            super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         """The body follows, which may be empty."""
+        if self.parser.should_upgrade():  # the head is about to be read again
+            self._refuse_tunnel()
+            return
         self._enter(_Phase.BODY)
         super().on_headers_complete()
+
+    def _refuse_tunnel(self) -> None:
+        """Refuses CONNECT: what follows it is not HTTP."""
+        if self.parser.get_method() == upgrades.TUNNEL:
+            problem = "CONNECT is not answered: this is no proxy"
+            self._refusal = RequestError(ErrorKind.METHOD_NOT_ALLOWED, problem)
+            raise _Refused
 
     def on_body(self, body: bytes) -> None:
         """Counts a part of the body; the routes bound what they read."""
@@ -160,6 +201,8 @@ class GuardedConnection(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """From now on the client waits."""
+        if self._phase is _Phase.HEADERS:  # of a head that is about to be read again
+            return
         self._enter(_Phase.NOTHING)
         self._num_raw_bytes = self._num_dropped = 0
         super().on_message_complete()
@@ -172,7 +215,7 @@ class GuardedConnection(HttpToolsProtocol):
             self._num_header_bytes > limits.max_header_bytes
         ):
             self._refuse_headers()
-            raise _TooMuch
+            raise _Refused
 
     def _refuse_headers(self) -> None:
         problem = (
