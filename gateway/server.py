@@ -104,6 +104,8 @@ class Gateway:
         )
         parsers = config.tool_call_parser, config.reasoning_parser
         chat_format = choose(tokenizer.template, *parsers, *tokenizer.markers())
+        if tokenizer.template is not None and chat_format.tells_in_words:
+            tokenizer.template.tell_tools_in_words()
         self._pipeline = Pipeline(
             tokenizer,
             self._link,

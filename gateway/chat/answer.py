@@ -53,11 +53,12 @@ REASONING_PARSERS = (AUTO, NONE, *(form.value for form in ReasoningFormat))
 class ChatFormat:
     """The formats of the served model; None: it has none."""
 
-    takes_tools: bool = False  # whether its chat template renders tools
+    takes_tools: bool = False  # by its chat template, or in plain words
     tool_calls: ToolCallFormat | None = None
     reasoning: ReasoningFormat | None = None
     token_ids: Mapping[str, int] = field(default_factory=dict)  # of the markers that are tokens
     text_ids: tuple[int, ...] = ()  # of tokens in free text that no text spells, such as <think>
+    tells_in_words: bool = False  # tools are told in plain words
 
     def described(self) -> dict[str, str | None]:
         """The names of both formats, as their options call them."""
@@ -285,9 +286,12 @@ def choose(
     Raises NoUseForParser for a tool call parser that the template's calls cannot need.
     """
     source = "" if template is None else template.tools_source
-    is_told = template is not None and not template.takes_tools  # in plain words
-    takes_tools = template is not None and (not is_told or tool_call_parser != NONE)
-    tool_calls = formats.FORMATS.get(tool_call_parser)
+    is_auto, tool_calls = tool_call_parser == AUTO, formats.FORMATS.get(tool_call_parser)
+    known_form = formats.detect(source) if is_auto else tool_calls
+    knows_tools = template is not None and template.takes_tools
+    # A template may know tools in a form of calls that no parser reads.
+    is_told = template is not None and (not knows_tools or (is_auto and known_form is None))
+    takes_tools = knows_tools or (is_told and tool_call_parser != NONE)
     if tool_calls is not None and not takes_tools:
         raise NoUseForParser(
             f"--tool-call-parser {tool_call_parser}: the model has no chat template"
@@ -295,8 +299,8 @@ def choose(
     if is_told and tool_calls not in (None, formats.HERMES):
         problem = "the model's chat template knows no tools; they are told in the form of hermes"
         raise NoUseForParser(f"--tool-call-parser {tool_call_parser}: {problem}")
-    if tool_call_parser == AUTO and takes_tools:
-        tool_calls = formats.HERMES if is_told else formats.detect(source)
+    if is_auto and takes_tools:
+        tool_calls = formats.HERMES if is_told else known_form
     reasoning = None
     if reasoning_parser == AUTO:
         reasoning = ReasoningFormat.QWEN3 if OPEN in source else None
@@ -306,4 +310,5 @@ def choose(
         reasoning = ReasoningFormat(reasoning_parser)
     known = markers or {}
     thoughts = [known[text] for text in (OPEN, CLOSE) if text in known]
-    return ChatFormat(takes_tools, tool_calls, reasoning, known, (*thoughts, *text_ids))
+    ids = (*thoughts, *text_ids)
+    return ChatFormat(takes_tools, tool_calls, reasoning, known, ids, is_told and takes_tools)

@@ -74,6 +74,8 @@ class ToolChoice:
 
 
 ROLES_WITHOUT_CONTENT = ("assistant", "tool")
+# The member that holds a call's text that is no JSON object, as in Anthropic's API.
+INVALID_JSON = "INVALID_JSON"
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
 
@@ -179,7 +181,7 @@ def parse_arguments(arguments: str) -> dict[str, Any] | str:
     Halves of characters, which JSON may hold, are replaced.
     """
     try:
-        parsed = json.loads(arguments or "{}")
+        parsed = json.loads(arguments if arguments.strip() else "{}")
         text = json.dumps(parsed, ensure_ascii=False, allow_nan=False)  # 1e999 is infinite here
     except (ValueError, RecursionError):
         return arguments
@@ -187,3 +189,9 @@ def parse_arguments(arguments: str) -> dict[str, Any] | str:
         return arguments
     whole = whole_characters(text)
     return parsed if whole == text else dict(json.loads(whole))
+
+
+def object_of(arguments: str) -> dict[str, Any]:
+    """A call's arguments as an object; text that is none is the one member of an object."""
+    parsed = parse_arguments(arguments)
+    return parsed if isinstance(parsed, dict) else {INVALID_JSON: arguments}

@@ -22,9 +22,11 @@ from gateway.chat.conversation import (
     Rendering,
     Tool,
     ToolCall,
+    object_of,
     parse_arguments,
 )
 from gateway.chat.tool_prompt import in_plain_words
+from gateway.chat.turns import Arguments, TurnForm, forms, in_order
 from gateway.errors import ErrorKind, RequestError, unsupported
 from gateway.leniency import notices
 
@@ -85,6 +87,7 @@ class ChatTemplate:
         self.special_tokens = dict(special_tokens)
         self._variables = _variables(environment, source)
         self._tools_variables = _variables(environment, self.tools_source)
+        self._tells_in_words = not self.takes_tools
         self._own_names = OWN_NAMES | environment.globals.keys() | self.special_tokens.keys()
 
     @property
@@ -96,33 +99,54 @@ class ChatTemplate:
         """Whether the template uses a variable, with or without tools."""
         return variable in self._variables | self._tools_variables
 
+    def tell_tools_in_words(self) -> None:
+        """Has tools told in plain words, although the template renders some in its own."""
+        self._tells_in_words = True
+
     def render(self, conversation: Conversation) -> str:
         """The conversation as text that ends where the assistant's answer begins.
 
         Raises RequestError with the template's own message when it refuses the conversation.
         """
-        if not self.takes_tools:
-            has_system = "system" in self.source
-            conversation = in_plain_words(conversation, has_system=has_system)
-        tools = [_tool(tool) for tool in conversation.usable_tools]
-        template = self._with_tools if tools else self._plain
-        variables = self._tools_variables if tools else self._variables
-        turns = _turns(conversation, has_developers="developer" in self.tools_source)
-        try:
-            text = template.render(
-                messages=turns,
-                tools=tools or None,
-                add_generation_prompt=conversation.rendering.ends_with_generation_prompt,
-                **self.special_tokens,
-                **self._settings(conversation.rendering, variables),
-            )
-        # A template is a program: it can fail in other ways than by refusing.
-        except (jinja2.TemplateError, TypeError, ValueError, LookupError, RecursionError) as error:
-            problem = f"messages: the model's chat template refuses them: {error}"
-            raise RequestError(ErrorKind.INVALID, problem, field="messages") from error
+        messages = in_order(conversation.messages, has_developers="developer" in self.tools_source)
+        tools = conversation.usable_tools
+        if self._tells_in_words:
+            messages = in_plain_words(messages, tools, has_system="system" in self.source)
+            tools = ()
+        text = self._in_first_form(messages, tools, conversation.rendering)
         if conversation.rendering.continue_final_message:
             return _cut_at_end_of_last_turn(text)
         return text
+
+    def _in_first_form(
+        self, messages: tuple[Message, ...], tools: tuple[Tool, ...], rendering: Rendering
+    ) -> str:
+        """The text of the first form that the template takes without dropping instructions.
+
+        Raises RequestError for what it says of the turns as they are, if it takes none.
+        """
+        template = self._with_tools if tools else self._plain
+        variables = self._tools_variables if tools else self._variables
+        settings = self.special_tokens | self._settings(rendering, variables)
+        settings["tools"] = [_tool(tool) for tool in tools] or None
+        settings["add_generation_prompt"] = rendering.ends_with_generation_prompt
+        partial: str | None = None
+        refusal: Exception | None = None
+        for form in forms(messages):
+            turns = _turns(form, is_continued=rendering.continue_final_message)
+            try:
+                text = template.render(messages=turns, **settings)
+            # A template is a program: it can fail in other ways than by refusing.
+            except (jinja2.TemplateError, TypeError, ValueError, LookupError, RecursionError) as e:
+                refusal = refusal or e
+                continue
+            if form.is_whole(text):
+                return text
+            partial = partial or text
+        if partial is not None:
+            return partial
+        problem = f"messages: the model's chat template refuses them: {refusal}"
+        raise RequestError(ErrorKind.INVALID, problem, field="messages") from refusal
 
     def _settings(self, rendering: Rendering, variables: frozenset[str]) -> dict[str, Any]:
         """Template variables set by a request. Raises RequestError for unknown ones."""
@@ -158,21 +182,15 @@ def _variables(environment: jinja2.Environment, source: str) -> frozenset[str]:
     return frozenset(jinja2.meta.find_undeclared_variables(environment.parse(source)))
 
 
-def _turns(conversation: Conversation, *, has_developers: bool) -> list[dict[str, Any]]:
-    """Turns as templates read them, without keys for absent fields.
-
-    Role "developer" is used only if the template knows it.
-    """
-    turns = [_turn(message) for message in conversation.messages]
-    for turn in turns:
-        if turn["role"] == "developer" and not has_developers:
-            turn["role"] = "system"
-    if conversation.rendering.continue_final_message:
+def _turns(form: TurnForm, *, is_continued: bool) -> list[dict[str, Any]]:
+    """Turns as templates read them, without keys for absent fields."""
+    turns = [_turn(message, form) for message in form.messages]
+    if is_continued:
         turns[-1]["content"] += END_OF_LAST_TURN
     return turns
 
 
-def _turn(message: Message) -> dict[str, Any]:
+def _turn(message: Message, form: TurnForm) -> dict[str, Any]:
     # Templates fail on a turn without content: some ask for its length, some add to it.
     turn: dict[str, Any] = {"role": message.role, "content": message.content or ""}
     if message.name is not None:
@@ -182,12 +200,19 @@ def _turn(message: Message) -> dict[str, Any]:
     if message.tool_call_id is not None:
         turn["tool_call_id"] = message.tool_call_id
     if message.tool_calls:
-        turn["tool_calls"] = [_call(call) for call in message.tool_calls]
+        turn["tool_calls"] = [_call(call, form) for call in message.tool_calls]
     return turn
 
 
-def _call(call: ToolCall) -> dict[str, Any]:
-    function = {"name": call.name, "arguments": parse_arguments(call.arguments)}
+def _call(call: ToolCall, form: TurnForm) -> dict[str, Any]:
+    match form.arguments:
+        case Arguments.WRITTEN:
+            arguments: Any = parse_arguments(call.arguments)
+        case Arguments.OBJECT:
+            arguments = object_of(call.arguments)
+        case Arguments.TEXT:
+            arguments = json.dumps(object_of(call.arguments), ensure_ascii=False)
+    function = {"name": call.name, "arguments": arguments}
     return {"id": call.id, "type": "function", "function": function}
 
 

@@ -5,10 +5,12 @@ and their results become text in the form that the prompt asks for, which the pa
 """
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from gateway.chat.conversation import Conversation, Message, Tool, parse_arguments
+from gateway.chat.conversation import Message, Tool, parse_arguments
+from gateway.chat.turns import INSTRUCTING
 
 _INTRODUCTION = """You can call these functions. Each line is one, with the JSON schema of its \
 arguments:
@@ -22,19 +24,20 @@ To call a function, write its name and arguments as JSON between tags, once for 
 The results come back between <tool_response> tags. Answer in plain text where no function helps."""
 
 
-def in_plain_words(conversation: Conversation, *, has_system: bool) -> Conversation:
-    """The same conversation for a template that renders neither tools, nor calls and results."""
-    messages = [_plain(message) for message in conversation.messages]
-    tools = conversation.usable_tools
+def in_plain_words(
+    messages: Sequence[Message], tools: Sequence[Tool], *, has_system: bool
+) -> tuple[Message, ...]:
+    """The turns for a template that renders neither tools, nor calls and results."""
+    plain = [_plain(message) for message in messages]
     if tools:
         prompt = _INTRODUCTION.format(tools="\n".join(map(_line, tools)))
-        first = messages[0]
-        if first.role in ("system", "developer") or not has_system:
+        first = plain[0]
+        if first.role in INSTRUCTING or not has_system:
             text = f"{first.content}\n\n{prompt}" if has_system else f"{prompt}\n\n{first.content}"
-            messages[0] = replace(first, content=text)
+            plain[0] = replace(first, content=text)
         else:
-            messages.insert(0, Message("system", prompt))
-    return replace(conversation, messages=tuple(messages), tools=())
+            plain.insert(0, Message("system", prompt))
+    return tuple(plain)
 
 
 def _line(tool: Tool) -> str:

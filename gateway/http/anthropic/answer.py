@@ -3,12 +3,11 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from gateway.chat.conversation import parse_arguments
+from gateway.chat.conversation import object_of
 from gateway.chat.parts import CallArguments, CallStart, Content, Part, Reasoning
 from gateway.edge.error_answers import anthropic_body
 from gateway.errors import ErrorKind, RequestError
 from gateway.generation import Finish, FinishReason, Usage
-from gateway.http.anthropic.blocks import INVALID_JSON
 from gateway.http.events import encode_json
 
 Event = dict[str, Any]
@@ -84,7 +83,7 @@ class MessageAnswer:
         block, text = self._content[-1], "".join(self._pieces)
         self._pieces = None
         if block["type"] == "tool_use":
-            block["input"] = _input_of(text)
+            block["input"] = object_of(text)
         else:
             block[block["type"]] = text
         return [self._event("content_block_stop")]
@@ -117,12 +116,6 @@ class MessageAnswer:
             return "stop_sequence"
         has_calls = any(block["type"] == "tool_use" for block in self._content)
         return "tool_use" if has_calls else "end_turn"
-
-
-def _input_of(arguments: str) -> Event:
-    """A call's arguments as an object; what is none, since it was cut off, as text in one."""
-    parsed = parse_arguments(arguments)
-    return parsed if isinstance(parsed, dict) else {INVALID_JSON: arguments}
 
 
 def usage_body(usage: Usage) -> dict[str, Any]:

@@ -7,14 +7,12 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 from pydantic import BaseModel, BeforeValidator, ValidationError
 
 from gateway import limits
-from gateway.chat.conversation import Message, ToolCall
+from gateway.chat.conversation import INVALID_JSON, Message, ToolCall
 from gateway.errors import invalid, unsupported
 from gateway.http import fields
 from gateway.http.events import encode_json
 from gateway.http.messages import Strict
 
-# A call that was cut off has no JSON: Anthropic's form for sending such text to and fro.
-INVALID_JSON = "INVALID_JSON"
 FAILED = "Error: "  # precedes the result of a tool that failed
 
 Parsed = TypeVar("Parsed", bound=BaseModel)

@@ -143,7 +143,7 @@ LLAMA_LIKE = (
         (HERMES_LIKE + "<think>", HERMES, ReasoningFormat.QWEN3),
         ("{{ tools }}[TOOL_CALLS]", MISTRAL, None),
         (LLAMA_LIKE, LLAMA3_JSON, None),
-        ("{{ tools }}<tool_call><function=name></tool_call>", None, None),
+        ("{{ tools }}<tool_call><function=name></tool_call>", HERMES, None),  # told, too
         ("{{ tools }}<tool_call>name<arg_key>key</arg_key></tool_call>", GLM, None),
         ("<tool_call> without tools", HERMES, None),  # told in plain words
     ],
@@ -154,6 +154,19 @@ def test_the_formats_are_those_that_the_template_teaches(
     chosen = choose(ChatTemplate(source, {}), AUTO, AUTO)
     assert (chosen.tool_calls, chosen.reasoning) == (tool_calls, reasoning)
     assert choose(ChatTemplate(source, {}), NONE, NONE).tool_calls is None
+
+
+@pytest.mark.parametrize(
+    "form",
+    ["<|action_start|><|plugin|>", "<|tool|></|tool|>", "<function=name></function>", "```python"],
+)
+def test_tools_are_told_in_words_where_no_parser_reads_the_calls(form: str) -> None:
+    template = ChatTemplate("{{ tools }}" + form, {})
+    chosen = choose(template, AUTO, AUTO)
+    assert chosen.takes_tools and chosen.tells_in_words and chosen.tool_calls is HERMES
+    named = choose(template, "kimi", AUTO)
+    assert not named.tells_in_words and named.tool_calls is not None
+    assert choose(template, NONE, AUTO).tool_calls is None
 
 
 def test_a_parser_without_a_use_is_refused() -> None:

@@ -1,0 +1,142 @@
+"""Turns as chat templates take them. Pure.
+
+Instructions at the start are one turn, and results of tools come in the order of their calls.
+Templates differ in what else they refuse, so there are other forms of the same turns to try.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from itertools import takewhile
+
+from gateway.chat.conversation import Message, parse_arguments
+
+INSTRUCTING = ("system", "developer")
+_GAP = "\n\n"  # between turns that become one
+
+
+class Arguments(Enum):
+    """How calls have their arguments."""
+
+    WRITTEN = "written"  # as an object, or as the text that the model wrote if it is none
+    OBJECT = "object"
+    TEXT = "text"  # of JSON
+
+
+@dataclass(frozen=True, slots=True)
+class TurnForm:
+    """The turns of a conversation as they are given to a template."""
+
+    messages: tuple[Message, ...]
+    arguments: Arguments = Arguments.WRITTEN
+
+    def is_whole(self, text: str) -> bool:
+        """Whether a rendered text has all instructions that come after the first other turn."""
+        at = 0
+        for message in self.messages[len(_instructions(self.messages)) :]:
+            if message.role in INSTRUCTING:
+                content = (message.content or "").strip()
+                at = text.find(content, at)
+                if at < 0:
+                    return False
+        return True
+
+
+def in_order(messages: Sequence[Message], *, has_developers: bool) -> tuple[Message, ...]:
+    """The turns with their instructions at the start as one, and results in their calls' order.
+
+    Unless the template knows developers, their turns are the system's.
+    """
+    if not has_developers:
+        messages = [_as(message, "developer", "system") for message in messages]
+    leading = _instructions(messages)
+    rest = _with_sorted_results(messages[len(leading) :])
+    if len(leading) < 2:
+        return (*leading, *rest)
+    is_of_one = len({message.role for message in leading}) == 1
+    first = leading[0] if is_of_one else replace(leading[0], role="system")
+    return (_joined([first, *leading[1:]]), *rest)
+
+
+def forms(messages: tuple[Message, ...]) -> Iterator[TurnForm]:
+    """The forms of the turns, the one that changes least first."""
+    calls = [call for message in messages for call in message.tool_calls]
+    kinds = [Arguments.WRITTEN]
+    if any(isinstance(parse_arguments(call.arguments), str) for call in calls):
+        kinds.append(Arguments.OBJECT)
+    if calls:
+        kinds.append(Arguments.TEXT)
+    seen: list[tuple[Message, ...]] = []
+    for turns in _roles(messages):
+        if turns in seen:
+            continue
+        seen.append(turns)
+        for kind in kinds:
+            yield TurnForm(turns, kind)
+
+
+def _roles(messages: tuple[Message, ...]) -> Iterator[tuple[Message, ...]]:
+    """The turns with instructions where they stand, with late ones as the user's, with none."""
+    yield messages
+    num_leading = len(_instructions(messages))
+    late = tuple(_as_users(message) for message in messages[num_leading:])
+    yield (*messages[:num_leading], *late)
+    leading = [_as(message, "developer", "system") for message in messages[:num_leading]]
+    yield (*leading, *late)
+    yield _alternating((*leading, *late))
+    yield _alternating(_as_users(message) for message in (*leading, *late))
+
+
+def _as_users(message: Message) -> Message:
+    return replace(message, role="user") if message.role in INSTRUCTING else message
+
+
+def _as(message: Message, role: str, other: str) -> Message:
+    return replace(message, role=other) if message.role == role else message
+
+
+def _instructions(messages: Sequence[Message]) -> list[Message]:
+    """The instructions at the start."""
+    return list(takewhile(lambda message: message.role in INSTRUCTING, messages))
+
+
+def _joined(messages: Sequence[Message]) -> Message:
+    texts = [message.content for message in messages if message.content]
+    return replace(messages[0], content=_GAP.join(texts))
+
+
+def _alternating(messages: Iterable[Message]) -> tuple[Message, ...]:
+    """The turns with the user's neighbouring ones joined."""
+    found: list[Message] = []
+    for message in messages:
+        if found and message.role == found[-1].role == "user":
+            found[-1] = _joined([found[-1], message])
+        else:
+            found.append(message)
+    return tuple(found)
+
+
+def _with_sorted_results(messages: Sequence[Message]) -> list[Message]:
+    """The turns with each row of results in the order of the calls before it.
+
+    Results of no such call stay after the others. Templates that write no ids tell results apart
+    by their order alone.
+    """
+    found: list[Message] = []
+    calls: dict[str, int] = {}  # place among the calls before the results, by id
+    results: list[Message] = []
+    for message in messages:
+        if message.role == "tool":
+            results.append(message)
+            continue
+        if results or message.role != "assistant":
+            found += _sorted_by(calls, results)
+            calls, results = {}, []
+        for call in message.tool_calls:
+            calls.setdefault(call.id, len(calls))
+        found.append(message)
+    return [*found, *_sorted_by(calls, results)]
+
+
+def _sorted_by(calls: dict[str, int], results: list[Message]) -> list[Message]:
+    return sorted(results, key=lambda one: calls.get(one.tool_call_id or "", len(calls)))
