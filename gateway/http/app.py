@@ -34,6 +34,7 @@ from gateway.http.schema import ChatCompletionBody, CompletionBody
 from gateway.http.scoring.routes import add_scoring_routes
 from gateway.http.stored.routes import add_stored_routes
 from gateway.http.stored.store import ResponseStore
+from gateway.http.token_io.routes import add_token_io_routes
 from gateway.leniency.header import WARNING, WarningHeader
 from gateway.live.demo import DemoSwitch
 from gateway.live.feed import LiveFeed
@@ -130,6 +131,7 @@ def create_app(
     app.add_exception_handler(Exception, _on_bug)
     extras = extras or OptionalRoutes()
     _add_generation_routes(app, pipeline, extras.store)
+    add_token_io_routes(app, pipeline, tokenizer)
     add_message_routes(app, pipeline, tokenizer, ANSWERS)
     add_scoring_routes(app, pipeline, tokenizer)
     _add_model_routes(app, pipeline, readiness)

@@ -12,6 +12,7 @@ from gateway.http.messages import Strict
 from gateway.structure import json_schema, tags
 from gateway.structure.structure import (
     ANY_OBJECT,
+    Compiled,
     ContextFree,
     JsonSchema,
     OneOfTexts,
@@ -82,6 +83,7 @@ class StructuredOutputs(Strict):
     choice: list[str] | None = None
     grammar: str | None = None
     structural_tag: str | None = None
+    llguidance: str | None = None  # as /v1/chat/completions/render writes it
     whitespace_pattern: str | None = None
     disable_any_whitespace: bool | None = None
 
@@ -96,6 +98,9 @@ class StructuredOutputs(Strict):
         if self.structural_tag is not None:
             place = f"{prefix}structural_tag"
             structures[place] = StructuralTags(place, tags.parse(self.structural_tag, place))
+        if self.llguidance is not None:
+            place = f"{prefix}llguidance"
+            structures[place] = Compiled(place, self.llguidance)
         structure = the_one_of(structures)
         name, whitespace = f"{prefix}whitespace_pattern", self.whitespace_pattern
         if self.disable_any_whitespace:

@@ -139,7 +139,37 @@ class CallList:
         return json.dumps({"grammars": [{"name": "start", "lark_grammar": lark}, *grammars]})
 
 
-Structure = JsonSchema | Regex | OneOfTexts | ContextFree  # that a request may ask for
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """A grammar as this server compiled it for an earlier step of the same request."""
+
+    place: str
+    text: str
+
+    def to_grammar(self) -> str:
+        """The grammar. Raises RequestError if it has not the form of one, or has settings."""
+        limits.check_bytes(self.place, self.text, limits.MAX_COMPILED_GRAMMAR_BYTES)
+        for lark in self._lark_parts():
+            _check_text(self.place, lark, limits.MAX_COMPILED_GRAMMAR_BYTES)
+            _refuse_sampling(self.place, lark)
+        return self.text
+
+    def _lark_parts(self) -> list[str]:
+        """The parts in Lark's notation: the whole of a text, some of the grammars of an object."""
+        if not self.text.startswith("{"):
+            return [self.text]
+        try:
+            grammar = json.loads(self.text)
+        except (ValueError, RecursionError) as error:
+            raise invalid(self.place, "is no JSON") from error
+        if not isinstance(parts := grammar.get("grammars"), list):
+            raise invalid(self.place, "has no list of grammars")
+        larks = [part.get("lark_grammar") for part in parts if isinstance(part, dict)]
+        return [lark for lark in larks if isinstance(lark, str)]
+
+
+# Forms that a request may ask for.
+Structure = JsonSchema | Regex | OneOfTexts | ContextFree | Compiled
 
 _RULE_TEMPERATURE = re.compile(r"^\s*\w+\s*\[[^\]\n]*\btemperature\b", re.MULTILINE)
 
@@ -149,7 +179,7 @@ def _refuse_sampling(place: str, text: str) -> None:
         raise unsupported(place, "a rule's temperature is not supported; the request has one")
 
 
-def _check_text(place: str, text: str) -> None:
-    limits.check_bytes(place, text, limits.MAX_GRAMMAR_BYTES)
+def _check_text(place: str, text: str, most_bytes: int = limits.MAX_GRAMMAR_BYTES) -> None:
+    limits.check_bytes(place, text, most_bytes)
     if not text:
         raise invalid(place, "is empty")

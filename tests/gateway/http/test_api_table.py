@@ -45,7 +45,8 @@ ROUTES_OF = {
     TOKENIZE: (TOKENIZE,),
     DETOKENIZE: (DETOKENIZE,),
     "Turns of `messages": (TURNS,),
-    "Beam search": (),  # words, without a table
+    "Beam search": (),  # words, without a table of fields
+    "Token ids in and out": (),
 }
 TURN = {"role": "user", "content": "Hello"}
 BASE: dict[str, dict[str, Any]] = {
