@@ -3,10 +3,15 @@
 Probes and reflection need no key: they reveal which model runs, but nothing about requests.
 """
 
+from contextvars import ContextVar
+
 from gateway.errors import ErrorKind, RequestError
 from wire.identity.access import CALLER, Access, AccessDenied, require
 from wire.identity.keys import Caller
 from wire.identity.roles import Role
+
+# Whom the current task serves, as budgets count callers: a key, or an address without keys.
+CLIENT: ContextVar[str] = ContextVar("CLIENT", default="")
 
 
 def authenticate(

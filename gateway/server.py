@@ -17,7 +17,6 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from gateway.chat.answer import choose
 from gateway.config import GatewayConfig
 from gateway.edge.clients import OpenRequests
-from gateway.edge.edge_limits import MIB
 from gateway.edge.http_connection import guarded
 from gateway.errors import unavailable
 from gateway.grpc_api.call_limits import CallLimit
@@ -36,6 +35,7 @@ from gateway.scheduler.link import SchedulerLink
 from gateway.scheduler.readiness import Readiness, ReadinessWatch
 from gateway.scrape import GatewayCounters, GatewayScrape, SharedMemory
 from gateway.tokens.tokenizer import Tokenizer
+from gateway.tokens.turns import MIB
 from pagewire.v1 import debug_pb2_grpc, embedding_pb2_grpc, inference_pb2_grpc
 from wire.aio.server import aio_server
 from wire.aio.slow_readers import SlowReaders
@@ -96,6 +96,7 @@ class Gateway:
 
     def __init__(self, config: GatewayConfig, tokenizer: Tokenizer) -> None:
         self._config = config
+        tokenizer = tokenizer.limited(config.edge.texts)
         fd, row = config.metrics_fd, config.metrics_row
         self._counters = GatewayCounters(None if fd is None else SharedMemory(fd, row))
         self._channel, self._link = self._open_link()

@@ -76,6 +76,7 @@ class ToolChoice:
 ROLES_WITHOUT_CONTENT = ("assistant", "tool")
 # The member that holds a call's text that is no JSON object, as in Anthropic's API.
 INVALID_JSON = "INVALID_JSON"
+CHARACTERS_PER_PART = 128  # that a turn costs in addition to its text
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
 
@@ -127,6 +128,18 @@ class Conversation:
         _check_tools(self.tools, self.tool_choice)
         if self.rendering.continue_final_message and not self.messages[-1].content:
             raise invalid("continue_final_message", "the last message has no content to go on with")
+
+    @property
+    def num_characters(self) -> int:
+        """About what its rendering costs: the characters of all turns, and a share for the rest."""
+        counts = (
+            len(message.content or "")
+            + len(message.reasoning or "")
+            + sum(len(call.arguments) for call in message.tool_calls)
+            for message in self.messages
+        )
+        parts = len(self.messages) + len(self.rendering.documents) + 8 * len(self.tools)
+        return sum(counts) + CHARACTERS_PER_PART * parts
 
     @property
     def usable_tools(self) -> tuple[Tool, ...]:

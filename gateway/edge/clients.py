@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from gateway.auth import CLIENT
 from gateway.errors import ErrorKind, RequestError
 from wire.identity.access import CALLER
 
@@ -21,9 +22,13 @@ class OpenRequests:
 
     @contextmanager
     def one_of(self, address: str) -> Iterator[None]:
-        """Counts one request until the end of the block. Raises RequestError beyond the limit."""
+        """Counts one request until the end of the block, whose task then knows its client.
+
+        Raises RequestError beyond the limit.
+        """
         caller = CALLER.get()
         client = address if caller is None else f"key {caller.name}"
+        CLIENT.set(client)
         if self._open[client] >= self._max_per_client:
             problem = (
                 f"this client has {self._open[client]} requests open, --max-streams-per-client is "

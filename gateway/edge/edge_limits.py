@@ -6,8 +6,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from gateway import limits
-
-MIB = 1 << 20
+from gateway.tokens.turns import DEFAULT_LIMITS, MIB, TextLimits
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +17,9 @@ class EdgeLimits:
     """
 
     max_body_mib: int = limits.MAX_BODY_BYTES // MIB
+    max_tokenize_mib: int = DEFAULT_LIMITS.max_text // MIB
+    max_tokenizing_mib: int = DEFAULT_LIMITS.max_total // MIB
+    max_tokenizing_mib_per_client: int = DEFAULT_LIMITS.max_per_client // MIB
     max_header_bytes: int = 64 << 10
     max_headers: int = 128
     max_streams_per_client: int = 1024
@@ -43,6 +45,15 @@ class EdgeLimits:
         return self.max_body_mib * MIB
 
     @property
+    def texts(self) -> TextLimits:
+        """Of what is tokenized."""
+        return TextLimits(
+            max_text=self.max_tokenize_mib * MIB,
+            max_total=self.max_tokenizing_mib * MIB,
+            max_per_client=self.max_tokenizing_mib_per_client * MIB,
+        )
+
+    @property
     def grpc_options(self) -> list[tuple[str, int]]:
         """What gRPC itself enforces."""
         options = [
@@ -60,6 +71,13 @@ class EdgeLimits:
 
 HELP: dict[str, tuple[str, str]] = {
     "max_body_mib": ("MIB", "most MiB of an HTTP body (413) or gRPC message"),
+    "max_tokenize_mib": (
+        "MIB",
+        "most MiB of a text that is tokenized at once (413); a prompt may have 16 bytes per token "
+        "of the model's length, if that is more",
+    ),
+    "max_tokenizing_mib": ("MIB", "MiB of all texts that wait to be tokenized (429)"),
+    "max_tokenizing_mib_per_client": ("MIB", "those of one client (429)"),
     "max_header_bytes": ("N", "most bytes of a request's headers (431)"),
     "max_headers": ("N", "most headers of an HTTP request (431)"),
     "max_streams_per_client": (

@@ -106,7 +106,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
                 case "conversation":
                     turns, chat = request.conversation.messages, request.conversation.chat
                     conversation = conversation_from_proto(turns, chat)
-                    field, text, adds = "messages", self._tokenizer.render(conversation), False
+                    field, text, adds = "messages", await self._tokenizer.write(conversation), False
                 case _:
                     raise invalid("input", "set either text or conversation")
             if request.HasField("add_special_tokens"):

@@ -18,11 +18,9 @@ async def with_bad_words(
     if not words:
         return sampling
     sequences = dict.fromkeys(sampling.bad_words_token_ids)
-    for index, word in enumerate(words):
-        name = f"bad_words[{index}]"
-        for text in (word.lstrip(), f" {word.lstrip()}"):
-            token_ids = await tokenizer.encode(name, text, add_special_tokens=False)
-            limits.check_count(name, len(token_ids), limits.MAX_BAD_WORD_TOKENS)
-            if token_ids:
-                sequences[tuple(token_ids)] = None
+    texts = [text for word in words for text in (word.lstrip(), f" {word.lstrip()}")]
+    for index, token_ids in enumerate(await tokenizer.encode_all("bad_words", texts)):
+        limits.check_count(f"bad_words[{index // 2}]", len(token_ids), limits.MAX_BAD_WORD_TOKENS)
+        if token_ids:
+            sequences[tuple(token_ids)] = None
     return replace(sampling, bad_words_token_ids=tuple(sequences))

@@ -39,9 +39,15 @@ async def tokenize(
         tokenized = TokenizedPrompt(list(prompt), "")
     else:
         adds = isinstance(prompt, str) if add_special_tokens is None else add_special_tokens
-        text = prompt if isinstance(prompt, str) else tokenizer.render(prompt)
+        text = prompt if isinstance(prompt, str) else await tokenizer.write(prompt)
         longest = model.max_model_len * (1 if truncation is None else MOST_TRUNCATED)
-        token_ids = await tokenizer.encode(name, text, add_special_tokens=adds, max_tokens=longest)
+        token_ids = await tokenizer.encode(
+            name,
+            text,
+            add_special_tokens=adds,
+            max_tokens=longest,
+            max_model_len=model.max_model_len,
+        )
         tokenized = TokenizedPrompt(token_ids, text)
     if truncation is not None:
         tokenized = _truncated(tokenized, truncation, model.max_model_len - num_output_tokens)

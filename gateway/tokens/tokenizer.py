@@ -1,9 +1,10 @@
 """The model's tokenizer, read from its folder: converts text and conversations to ids and back."""
 
-import asyncio
+import copy
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +21,17 @@ from gateway.text.detokenizer import (
     Vocabulary,
     WindowDetokenizer,
 )
+from gateway.tokens.turns import DEFAULT_LIMITS, TextLimits, TextTurns
 from pagewire.gguf.files import file_in, read_file
 
 # Below this a thread costs more than the tokenization.
 INLINE_BYTES = 4096
-# Characters per token of room: the start of a text whose tokens tell whether the rest can fit. Few
-# texts have as many per token, so most that are far too long are known by a small part of them.
-START_CHARS_PER_TOKEN = 8
+INLINE_CHARACTERS = 16384  # of a conversation that is rendered
+# A prompt may have so many bytes per token that the model reads: few texts have more.
+BYTES_PER_TOKEN = 16
+# Characters per token of room: the starts of a text whose tokens tell whether the rest can fit.
+# What is far too long is known by a small part of it, which costs little memory.
+START_CHARS_PER_TOKEN = (2, 8)
 # Where the start is cut, its last tokens may differ from those of the whole text.
 START_SLACK_TOKENS = 64
 NOTHING: frozenset[int] = frozenset()
@@ -54,6 +59,8 @@ class Tokenizer:
             self._max_token_bytes = max((len(token.encode()) for token in vocabulary), default=1)
         self.vocab_size = max(vocabulary.values(), default=-1) + 1  # every id is below
         self.sha256 = hashlib.sha256(definition).hexdigest()
+        self._limits = DEFAULT_LIMITS
+        self._turns = TextTurns(self._limits)
 
     @classmethod
     def from_folder(cls, folder: Path, chat_template: Path | None = None) -> "Tokenizer":
@@ -83,14 +90,28 @@ class Tokenizer:
         text: str = self._tokenizer.to_str()
         return text
 
+    def limited(self, limits: TextLimits) -> "Tokenizer":
+        """The same tokenizer with limits of its own, for one gateway."""
+        other = copy.copy(self)
+        other._limits, other._turns = limits, TextTurns(limits)
+        return other
+
     async def encode(
-        self, field: str, text: str, *, add_special_tokens: bool, max_tokens: int | None = None
+        self,
+        field: str,
+        text: str,
+        *,
+        add_special_tokens: bool,
+        max_tokens: int | None = None,
+        max_model_len: int = 0,
     ) -> list[int]:
-        """The ids of a text; a long one is tokenized off the event loop.
+        """The ids of a text; a long one is tokenized off the event loop, callers in turn.
 
         Raises RequestError for a text that cannot fit into max_tokens, by its length or its start:
-        tokenizing a megabyte to refuse it would keep a core from the requests that run.
+        tokenizing a megabyte to refuse it would keep a core from the requests that run. Prompts
+        tell `max_model_len`, for which their text may be longer than others.
         """
+        self._check_length(field, len(text), max_model_len)  # it has at least as many bytes
         num_bytes = len(limits.utf8(field, text))
         if max_tokens is not None and self._max_token_bytes is not None:
             fewest = num_bytes // self._max_token_bytes
@@ -98,13 +119,49 @@ class Tokenizer:
                 raise too_long(field, f"more than {fewest} tokens", max_tokens)
         if num_bytes <= INLINE_BYTES:
             return self._encode(text, add_special_tokens)
-        if max_tokens is not None:
-            start = text[: START_CHARS_PER_TOKEN * max_tokens]
+        self._check_length(field, num_bytes, max_model_len)
+        work = partial(self._encode_if_short, field, text, add_special_tokens, max_tokens)
+        return await self._turns.run(field, num_bytes, work)
+
+    async def count(self, conversation: Conversation) -> int:
+        """The number of tokens of a conversation. Raises RequestError."""
+        text = await self.write(conversation)
+        return len(await self.encode("messages", text, add_special_tokens=False))
+
+    async def encode_all(self, field: str, texts: Sequence[str]) -> list[list[int]]:
+        """The ids of some texts, without special tokens. Raises RequestError."""
+        num_bytes = sum(len(limits.utf8(field, text)) for text in texts)
+        self._check_length(field, num_bytes, 0)
+        work = partial(self._encode_each, texts)
+        return (
+            work() if num_bytes <= INLINE_BYTES else await self._turns.run(field, num_bytes, work)
+        )
+
+    def _encode_each(self, texts: Sequence[str]) -> list[list[int]]:
+        return [self._encode_aside(text, add_special_tokens=False) for text in texts]
+
+    def _check_length(self, field: str, num_bytes: int, max_model_len: int) -> None:
+        """Raises RequestError for a text that would take too much memory."""
+        most = max(self._limits.max_text, BYTES_PER_TOKEN * max_model_len)
+        if num_bytes <= most:
+            return
+        if max_model_len:
+            raise too_long(field, f"{num_bytes} bytes (--max-tokenize-mib)", max_model_len)
+        problem = f"{num_bytes} bytes, at most {most} are tokenized (--max-tokenize-mib)"
+        raise RequestError(ErrorKind.BODY_TOO_LARGE, f"{field}: {problem}", field=field)
+
+    def _encode_if_short(
+        self, field: str, text: str, add_special_tokens: bool, max_tokens: int | None
+    ) -> list[int]:
+        """The ids, if the text's starts leave it a chance to fit. Raises RequestError."""
+        for per_token in START_CHARS_PER_TOKEN if max_tokens is not None else ():
+            assert max_tokens is not None
+            start = text[: per_token * max_tokens]
             if len(text) > 2 * len(start):
-                token_ids = await asyncio.to_thread(self._encode_aside, start, add_special_tokens)
-                if len(token_ids) > max_tokens + START_SLACK_TOKENS:
+                num_tokens = len(self._encode_aside(start, add_special_tokens))
+                if num_tokens > max_tokens + START_SLACK_TOKENS:
                     raise too_long(field, f"more than {max_tokens} tokens", max_tokens)
-        return await asyncio.to_thread(self._encode_aside, text, add_special_tokens)
+        return self._encode_aside(text, add_special_tokens)
 
     def _encode_aside(self, text: str, add_special_tokens: bool) -> list[int]:
         """The same ids; unlike `encode`, a batch releases the interpreter while it is encoded."""
@@ -116,6 +173,13 @@ class Tokenizer:
         encoding = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
         token_ids: list[int] = encoding.ids
         return token_ids
+
+    async def write(self, conversation: Conversation) -> str:
+        """The same as `render`; a long conversation is rendered off the event loop."""
+        if conversation.num_characters <= INLINE_CHARACTERS:
+            return self.render(conversation)
+        work = partial(self.render, conversation)
+        return await self._turns.run("messages", conversation.num_characters, work)
 
     def render(self, conversation: Conversation) -> str:
         """The conversation as text, by the model's chat template. Raises RequestError."""

@@ -41,15 +41,14 @@ def add_message_routes(
         return await _answer(body, request, pipeline, thinker)
 
     @app.post("/v1/messages/count_tokens")
-    async def count_tokens(body: CountBody) -> dict[str, int]:
+    async def count_tokens(body: CountBody, request: Request) -> dict[str, int]:
         pipeline.resolve_model(body.model)
         turns = body.to_turns()
         with own_names(turns):
             chat = body.to_conversation(turns, thinker)
             pipeline.chat_format.check(chat)
-            text = tokenizer.render(chat)
-        token_ids = await tokenizer.encode("messages", text, add_special_tokens=False)
-        return {"input_tokens": len(token_ids)}
+            counted = await unless_disconnected(request, tokenizer.count(chat))
+        return {"input_tokens": counted}
 
 
 async def _answer(

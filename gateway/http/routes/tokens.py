@@ -2,13 +2,16 @@
 
 from typing import Any, ClassVar
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Request
+from fastapi.responses import Response
 
 from gateway import limits
 from gateway.chat.conversation import Conversation
 from gateway.errors import invalid
 from gateway.generation import check_token_ids
 from gateway.http import fields
+from gateway.http.completions import unless_disconnected
+from gateway.http.large_answers import answered
 from gateway.http.messages import Messages, Tools
 from gateway.http.schema import Body, rendering_of
 from gateway.pipeline import Pipeline
@@ -64,20 +67,25 @@ class DetokenizeBody(Body):
 def add_token_routes(app: FastAPI, pipeline: Pipeline, tokenizer: Tokenizer) -> None:
     """Adds both routes."""
 
-    @app.post("/tokenize")
-    async def tokenize(body: TokenizeBody) -> dict[str, Any]:
-        model = pipeline.resolve_model(body.model)
+    async def token_ids_of(body: TokenizeBody) -> list[int]:
         conversation = body.to_conversation()
         is_chat = conversation is not None
-        text = body.prompt or "" if conversation is None else tokenizer.render(conversation)
+        text = body.prompt or "" if conversation is None else await tokenizer.write(conversation)
         adds = (not is_chat) if body.add_special_tokens is None else body.add_special_tokens
         field = "messages" if is_chat else "prompt"
-        token_ids = await tokenizer.encode(field, text, add_special_tokens=adds)
-        return {
+        return await tokenizer.encode(field, text, add_special_tokens=adds)
+
+    @app.post("/tokenize", response_model=dict[str, Any])
+    async def tokenize(body: TokenizeBody, request: Request) -> Response:
+        model = pipeline.resolve_model(body.model)
+        token_ids = await unless_disconnected(request, token_ids_of(body))
+        num_tokens = len(token_ids)
+        answer = {
             "tokens": token_ids,
-            "count": len(token_ids),
+            "count": num_tokens,
             "max_model_len": model.max_model_len,
         }
+        return await answered(lambda: answer, num_values=num_tokens)
 
     @app.post("/detokenize")
     async def detokenize(body: DetokenizeBody) -> dict[str, str]:
