@@ -38,6 +38,7 @@ from gateway.structure.grammars import GrammarChecker
 from gateway.structure.structure import CallList
 from gateway.structure.tags import StructuralTags
 from gateway.structure.thinking import ThoughtFirst
+from gateway.text.hidden_stops import hidden_stops
 from gateway.text.logprobs import LogprobReader
 from gateway.text.output_text import OutputText
 from gateway.text.prompt_outputs import PromptOutputOptions, PromptOutputReader
@@ -240,7 +241,7 @@ class Pipeline:
     ) -> OutputReader:
         """A reader of one output. Raises RequestError when what it resumes had ended."""
         reader = OutputReader(
-            self._output_text(request),
+            self._output_text(request, prompt),
             len(prompt.token_ids),
             self._logprob_reader(request, len(outputs.echo or "")),
             self._answer_reader(request, prompt),
@@ -290,18 +291,27 @@ class Pipeline:
             return None
         return self.chat_format.reader(request.prompt, prompt.text, request.structure)
 
-    def _output_text(self, request: GenerationRequest) -> OutputText:
-        shown_tokens: tuple[str, ...] = ()
-        if isinstance(request.prompt, Conversation):
-            shown_tokens = self.chat_format.shown_tokens(request.prompt)
+    def _output_text(self, request: GenerationRequest, prompt: TokenizedPrompt) -> OutputText:
+        chat, shown_tokens = request.prompt, tuple[str, ...]()
+        if isinstance(chat, Conversation):
+            shown_tokens = self.chat_format.shown_tokens(chat)
+        skips = request.skip_special_tokens
         detokenizer = self._tokenizer.detokenizer(
-            skip_special_tokens=request.skip_special_tokens, shown_tokens=shown_tokens
+            skip_special_tokens=skips, shown_tokens=shown_tokens
         )
         if not request.stop:
             return OutputText(detokenizer, None)
+        hidden = hidden_stops(
+            request.stop,
+            self._tokenizer.hidden_tokens(skip_special_tokens=skips, shown_tokens=shown_tokens),
+        )
+        stretches = None
+        if isinstance(chat, Conversation):
+            stretches = self.chat_format.stretches(chat, prompt.text, request.structure)
         include = request.include_stop_str_in_output
-        stops = StopMatcher(request.stop, include_in_output=include)
-        return OutputText(detokenizer, stops, request.sampling.min_tokens or 0)
+        stops = StopMatcher(request.stop, include_in_output=include, others=hidden.patterns)
+        min_tokens = request.sampling.min_tokens or 0
+        return OutputText(detokenizer, stops, min_tokens, stretches, hidden)
 
     async def _tokenize(self, request: GenerationRequest, model: ServedModel) -> TokenizedPrompt:
         samples_nothing = request.sampling.max_tokens == 0 or request.pooling is not None

@@ -21,6 +21,7 @@ from gateway.chat.reasoning import (
     is_closed_at_end,
     is_open_at_end,
     reasoning_parser,
+    stretches,
 )
 from gateway.chat.source import Parser, Source, Steps
 from gateway.chat.template import ChatTemplate
@@ -29,6 +30,7 @@ from gateway.leniency import notices
 from gateway.structure.calls import AnyStructure, CallsInAnswer, CallWriting
 from gateway.structure.tags import Asked, StructuralTags
 from gateway.structure.thinking import BUDGET, Thought, ThoughtFirst
+from gateway.text.stretches import Stretch
 
 AUTO, NONE = "auto", "none"
 
@@ -168,21 +170,44 @@ class ChatFormat:
         self, conversation: Conversation, prompt: str, structure: AnyStructure | ThoughtFirst | None
     ) -> "AnswerReader | None":
         """The parser of one answer; None when all is content."""
-        is_call_or_form = isinstance(structure, CallsInAnswer) and structure.form is not None
-        calls = self._call_parser(conversation, ends_in_form=is_call_or_form)
+        calls = self._call_parser(conversation, ends_in_form=_is_call_or_form(structure))
         shows = conversation.include_reasoning
-        is_held = structure is not None and not _leaves_text_free(structure)
-        if self.reasoning is ReasoningFormat.HARMONY and (not is_held or is_call_or_form):
+        if not self._may_think(structure):
+            return None if calls is None else AnswerReader(None, calls, shows)
+        if self.reasoning is ReasoningFormat.HARMONY:
             thought = ReasoningTokens(
                 is_open=False, opening=harmony.ANALYSIS, closing=harmony.ENDS[0]
             )
-            messages = calls or _messages_parser(ends_in_form=is_call_or_form)
+            messages = calls or _messages_parser(ends_in_form=_is_call_or_form(structure))
             return AnswerReader(None, messages, shows, thought)
-        if self.reasoning is None or is_held:
-            return None if calls is None else AnswerReader(None, calls, shows)
         is_open = self._is_open(prompt)
         thought = ReasoningTokens(is_open=is_open)
         return AnswerReader(reasoning_parser(is_open=is_open), calls, shows, thought)
+
+    def stretches(
+        self, conversation: Conversation, prompt: str, structure: AnyStructure | ThoughtFirst | None
+    ) -> Parser[Stretch] | None:
+        """Tells an answer's reasoning and the rest apart; None when it has no reasoning."""
+        if not self._may_think(structure):
+            return None
+        if self.reasoning is not ReasoningFormat.HARMONY:
+            return stretches(is_open=self._is_open(prompt))
+        names = frozenset(tool.name for tool in conversation.usable_tools)
+        ends_in_form = _is_call_or_form(structure)
+
+        def parse(source: Source, events: list[Stretch]) -> Steps[None]:
+            listener = harmony.StretchesOfMessages(events, names, ends_in_form=ends_in_form)
+            return harmony.parse_harmony(source, listener)
+
+        return Parser(parse)
+
+    def _may_think(self, structure: AnyStructure | ThoughtFirst | None) -> bool:
+        """Whether the answer may have reasoning."""
+        if self.reasoning is None:
+            return False
+        if structure is None or _leaves_text_free(structure):
+            return True
+        return self.reasoning is ReasoningFormat.HARMONY and _is_call_or_form(structure)
 
     def _is_open(self, prompt: str) -> bool:
         """Whether an answer to the prompt begins inside reasoning."""
@@ -195,7 +220,9 @@ class ChatFormat:
             return forced.tool_format(conversation, new_id)
         return self.tool_calls if conversation.usable_tools else None
 
-    def _call_parser(self, conversation: Conversation, *, ends_in_form: bool) -> Parser | None:
+    def _call_parser(
+        self, conversation: Conversation, *, ends_in_form: bool
+    ) -> Parser[Part] | None:
         tool_format = self._format_for(conversation)
         if tool_format is None:
             return None
@@ -209,7 +236,7 @@ class ChatFormat:
         return Parser(parse)
 
 
-def _messages_parser(*, ends_in_form: bool) -> Parser:
+def _messages_parser(*, ends_in_form: bool) -> Parser[Part]:
     """The parser of messages in channels, without tools."""
 
     def parse(source: Source, events: list[Part]) -> Steps[None]:
@@ -223,6 +250,10 @@ def _is_over(conversation: Conversation, prompt: str) -> bool:
     """Whether the answer has no reasoning, since the prompt has ended it or goes on after it."""
     goes_on = conversation.rendering.continue_final_message and not is_open_at_end(prompt)
     return goes_on or is_closed_at_end(prompt)
+
+
+def _is_call_or_form(structure: AnyStructure | ThoughtFirst | None) -> bool:
+    return isinstance(structure, CallsInAnswer) and structure.form is not None
 
 
 def _leaves_text_free(structure: AnyStructure | ThoughtFirst) -> bool:
@@ -239,8 +270,8 @@ class AnswerReader:
 
     def __init__(
         self,
-        reasoning: Parser | None,
-        calls: Parser | None,
+        reasoning: Parser[Part] | None,
+        calls: Parser[Part] | None,
         shows_reasoning: bool,
         thought: ReasoningTokens | None = None,
     ) -> None:

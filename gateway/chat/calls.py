@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gateway.chat.json_end import JsonEnd
-from gateway.chat.parts import CallArguments, CallStart, Content, Part
+from gateway.chat.parts import CallArguments, CallStart, Content, Part, Reasoning
 from gateway.chat.source import Source, Steps
 from gateway.text.unicode import to_json
 
@@ -43,6 +43,16 @@ class Calls:
         if text:
             self.events.append(Content(text))
             self._is_after_call = False
+
+    def mark(self, text: str) -> None:
+        """Drops a marker."""
+
+    def close(self, text: str) -> None:
+        """Drops the end of a message."""
+
+    def think(self, text: str) -> None:
+        """Adds reasoning."""
+        self.events.append(Reasoning(text))
 
     def begin(self, name: str, call_id: str | None = None) -> None:
         """Begins a call; a model that names its calls expects its own id again."""
@@ -87,7 +97,7 @@ def _stream_call(source: Source, head: re.Match[str], calls: Calls) -> Steps[boo
         return False
     calls.begin(name)
     source.take(head.end())
-    yield from read_arguments(source, calls)
+    yield from read_arguments(source, calls.add_arguments)
     at = yield from source.skip_space(0)
     if source.text.startswith("}", at):
         source.take(at + 1)
@@ -96,11 +106,11 @@ def _stream_call(source: Source, head: re.Match[str], calls: Calls) -> Steps[boo
     return True
 
 
-def read_arguments(source: Source, calls: Calls) -> Steps[None]:
+def read_arguments(source: Source, emit: Callable[[str], None]) -> Steps[None]:
     """Passes on an object that has begun; if the output ends inside it, it stays incomplete."""
     scan = JsonEnd()
     while True:
-        calls.add_arguments(source.take(scan.scan(source.text)))
+        emit(source.take(scan.scan(source.text)))
         if scan.is_found or not (yield from source.more()):
             return
 

@@ -142,7 +142,7 @@ def _read_named(source: Source, at: int, calls: Calls) -> Steps[bool]:
         return False
     calls.begin(head[1])
     source.take(head.end())
-    yield from read_arguments(source, calls)
+    yield from read_arguments(source, calls.add_arguments)
     return True
 
 

@@ -5,18 +5,76 @@ reasoning, unless the prompt has opened it.
 """
 
 from collections.abc import Callable
-from functools import partial
+from typing import Protocol
 
 from gateway.chat.parts import Content, Part, Reasoning
 from gateway.chat.source import Parser, Source, Steps
+from gateway.text.stretches import Stretch
 
 OPEN = "<think>"
 CLOSE = "</think>"
 
 
-def reasoning_parser(*, is_open: bool) -> Parser:
+class Listener(Protocol):
+    """Takes the text of an answer, piece by piece."""
+
+    def mark(self, text: str) -> None:
+        """Takes a marker, or space next to one."""
+
+    def think(self, text: str) -> None:
+        """Takes reasoning."""
+
+    def say(self, text: str) -> None:
+        """Takes all other text."""
+
+
+class PartsOf:
+    """Collects an answer's parts."""
+
+    def __init__(self, events: list[Part]) -> None:
+        self._events = events
+
+    def mark(self, text: str) -> None:
+        """Drops a marker."""
+
+    def think(self, text: str) -> None:
+        """Adds reasoning."""
+        self._events.append(Reasoning(text))
+
+    def say(self, text: str) -> None:
+        """Adds content."""
+        self._events.append(Content(text))
+
+
+class StretchesOf:
+    """Collects an answer's stretches, which together are its text."""
+
+    def __init__(self, events: list[Stretch]) -> None:
+        self._events = events
+
+    def mark(self, text: str) -> None:
+        """Adds a marker."""
+        if text:
+            self._events.append(Stretch(text, False))
+
+    def think(self, text: str) -> None:
+        """Adds reasoning."""
+        self.mark(text)
+
+    def say(self, text: str) -> None:
+        """Adds text of the answer."""
+        if text:
+            self._events.append(Stretch(text, True))
+
+
+def reasoning_parser(*, is_open: bool) -> Parser[Part]:
     """The parser of one output; with `is_open` it begins inside the reasoning."""
-    return Parser(partial(_split, is_open=is_open))
+    return Parser(lambda source, events: _split(source, PartsOf(events), is_open=is_open))
+
+
+def stretches(*, is_open: bool) -> Parser[Stretch]:
+    """Tells reasoning and the rest of one output apart."""
+    return Parser(lambda source, events: _split(source, StretchesOf(events), is_open=is_open))
 
 
 def is_open_at_end(prompt: str) -> bool:
@@ -29,25 +87,25 @@ def is_closed_at_end(prompt: str) -> bool:
     return prompt.rstrip().endswith(CLOSE)
 
 
-def _split(source: Source, events: list[Part], *, is_open: bool) -> Steps[None]:
+def _split(source: Source, to: Listener, *, is_open: bool) -> Steps[None]:
     start = yield from source.skip_space(0)
     if (yield from source.starts_with(OPEN, start)):
-        source.take(start + len(OPEN))
+        to.mark(source.take(start + len(OPEN)))
     elif not is_open:
-        yield from _pass_all(source, lambda text: events.append(Content(text)))
+        yield from _pass_all(source, to.say)
         return
-    yield from _drop_space(source)
-    close = yield from source.pass_until(CLOSE, lambda text: events.append(Reasoning(text)))
+    yield from _drop_space(source, to)
+    close = yield from source.pass_until(CLOSE, to.think)
     if close is None:  # the output ended before the reasoning did
-        yield from _pass_all(source, lambda text: events.append(Reasoning(text)))
+        yield from _pass_all(source, to.think)
         return
-    source.take(close + len(CLOSE))
-    yield from _drop_space(source)
-    yield from _pass_all(source, lambda text: events.append(Content(text)))
+    to.mark(source.take(close + len(CLOSE)))
+    yield from _drop_space(source, to)
+    yield from _pass_all(source, to.say)
 
 
-def _drop_space(source: Source) -> Steps[None]:
-    source.take((yield from source.skip_space(0)))
+def _drop_space(source: Source, to: Listener) -> Steps[None]:
+    to.mark(source.take((yield from source.skip_space(0))))
 
 
 def _pass_all(source: Source, emit: Callable[[str], None]) -> Steps[None]:

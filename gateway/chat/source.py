@@ -6,11 +6,10 @@ result cannot depend on how the text was split.
 
 import re
 from collections.abc import Callable, Generator
-from typing import TypeVar
-
-from gateway.chat.parts import Part
+from typing import Generic, TypeVar
 
 Result = TypeVar("Result")
+Event = TypeVar("Event")
 Steps = Generator[None, None, Result]  # suspends where it needs more text
 
 _SPACE = re.compile(r"\s*")
@@ -62,14 +61,24 @@ class Source:
 
         Returns the offset of the marker, or None when the text ended without one.
         """
+        found = yield from self.pass_until_any((marker,), emit)
+        return None if found is None else found[0]
+
+    def pass_until_any(
+        self, markers: tuple[str, ...], emit: Callable[[str], None]
+    ) -> Steps[tuple[int, str] | None]:
+        """The same for several markers; returns the first one with its offset."""
         while True:
-            found = self.text.find(marker)
-            end = found if found >= 0 else len(self.text) - beginning(self.text, marker)
+            known = [(at, word) for word in markers if (at := self.text.find(word)) >= 0]
+            at, marker = min(known, default=(-1, ""))
+            end = at
+            if at < 0:
+                end = len(self.text) - max(beginning(self.text, word) for word in markers)
             shown = self.take(len(self.text[:end].rstrip()))
             if shown:
                 emit(shown)
-            if found >= 0:
-                return found - len(shown)
+            if at >= 0:
+                return at - len(shown), marker
             if not (yield from self.more()):
                 return None
 
@@ -84,16 +93,16 @@ def beginning(text: str, marker: str) -> int:
     return 0
 
 
-class Parser:
+class Parser(Generic[Event]):
     """Drives a parser with pieces of text."""
 
-    def __init__(self, parse: Callable[[Source, list[Part]], Steps[None]]) -> None:
+    def __init__(self, parse: Callable[[Source, list[Event]], Steps[None]]) -> None:
         self._source = Source()
-        self._events: list[Part] = []
+        self._events: list[Event] = []
         self._steps: Steps[None] | None = parse(self._source, self._events)
 
-    def push(self, text: str, *, is_last: bool = False) -> list[Part]:
-        """The parts that are certain after this piece; all of them after the last."""
+    def push(self, text: str, *, is_last: bool = False) -> list[Event]:
+        """The events that are certain after this piece; all of them after the last."""
         self._source.text += text
         self._source.is_ended = is_last
         if self._steps is not None and next(self._steps, self) is self:

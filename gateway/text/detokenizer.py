@@ -58,6 +58,10 @@ class Vocabulary:
             return frozenset()
         return self._special_ids.difference(map(self._tokenizer.token_to_id, shown_tokens))
 
+    def texts_of(self, token_ids: Iterable[int]) -> dict[str, int]:
+        """The ids of some tokens, by their text."""
+        return {self._tokenizer.id_to_token(token_id) or "": token_id for token_id in token_ids}
+
     def has_token(self, token_id: int) -> bool:
         """Whether the id has a token; decoding ignores ids without one."""
         return self._tokenizer.id_to_token(token_id) is not None

@@ -8,6 +8,14 @@ ends first wins; of those that end together, the longest. Pure; does not handle 
 from collections import deque
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
+
+
+class Pattern(NamedTuple):
+    """A stop string, and a way in which an output may have it."""
+
+    text: str
+    stop: str
 
 
 @dataclass(slots=True, eq=False)
@@ -17,17 +25,17 @@ class _Node:
     depth: int
     children: "dict[str, _Node]"
     fallback: "_Node | None" = None  # the longest proper suffix that is also a prefix
-    match: str | None = None  # longest stop string that ends here
+    match: "Pattern | None" = None  # the longest that ends here
 
 
 @lru_cache(maxsize=256)
-def _automaton(stops: tuple[str, ...]) -> _Node:
+def _automaton(patterns: tuple[Pattern, ...]) -> _Node:
     root = _Node(0, {})
-    for stop in stops:
+    for pattern in patterns:
         node = root
-        for char in stop:
+        for char in pattern.text:
             node = node.children.setdefault(char, _Node(node.depth + 1, {}))
-        node.match = stop
+        node.match = pattern
     # Breadth first: a fallback is shallower, hence complete before it is used.
     waiting = deque([root])
     while waiting:
@@ -50,10 +58,15 @@ def _step(node: _Node | None, char: str, root: _Node) -> _Node:
 
 
 class StopMatcher:
-    """Matches the stop strings of one output."""
+    """Matches the stop strings of one output.
 
-    def __init__(self, stops: tuple[str, ...], *, include_in_output: bool) -> None:
-        self._root = _automaton(stops)
+    `others` are further patterns of them, as those in which tokens stand that have no text.
+    """
+
+    def __init__(
+        self, stops: tuple[str, ...], *, include_in_output: bool, others: tuple[Pattern, ...] = ()
+    ) -> None:
+        self._root = _automaton((*(Pattern(stop, stop) for stop in stops), *others))
         self._node = self._root
         self._include = include_in_output
         self._held = ""  # text seen that may begin a stop string
@@ -77,10 +90,15 @@ class StopMatcher:
         self._held = seen[cut:]
         return seen[:cut], None
 
-    def _end(self, text: str, stop: str) -> tuple[str, str]:
+    def skip(self, text: str) -> str:
+        """Passes by text in which no stop string counts; returns it after what was withheld."""
+        self._node = self._root
+        return self.flush() + text
+
+    def _end(self, text: str, found: Pattern) -> tuple[str, str]:
         if self._include:
-            return text, stop
-        return (self._held + text)[: -len(stop)], stop
+            return text, found.stop
+        return (self._held + text)[: -len(found.text)], found.stop
 
     def flush(self) -> str:
         """The text withheld so far, at the end."""

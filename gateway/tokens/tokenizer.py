@@ -209,6 +209,15 @@ class Tokenizer:
         )
         return form(self._vocabulary, hidden_ids)
 
+    def hidden_tokens(
+        self, *, skip_special_tokens: bool, shown_tokens: Iterable[str] = ()
+    ) -> Mapping[str, int]:
+        """Ids of the tokens that such a detokenizer leaves out, by their text."""
+        hidden_ids = self._vocabulary.hidden_ids(
+            skip_special_tokens=skip_special_tokens, shown_tokens=shown_tokens
+        )
+        return self._vocabulary.texts_of(hidden_ids)
+
 
 def too_long(field: str, length: str, max_model_len: int) -> RequestError:
     """An error for a prompt that leaves no room for one token of output."""

@@ -6,10 +6,12 @@ content, as is `final`. Text outside any message is content.
 
 import re
 from collections.abc import Callable
+from typing import Protocol
 
-from gateway.chat.calls import Calls, read_arguments
-from gateway.chat.parts import Reasoning
+from gateway.chat.calls import read_arguments
+from gateway.chat.reasoning import Listener, StretchesOf
 from gateway.chat.source import Source, Steps, beginning
+from gateway.text.stretches import Stretch
 
 START, CHANNEL, MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
 END, CALL, RETURN = "<|end|>", "<|call|>", "<|return|>"
@@ -26,27 +28,67 @@ _HEAD = re.compile(
 )
 
 
-def parse_harmony(source: Source, calls: Calls) -> Steps[None]:
+class Messages(Listener, Protocol):
+    """Takes the text of an answer in channels."""
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The functions that may be called."""
+
+    @property
+    def ends_in_form(self) -> bool:
+        """Whether the final message may spell markers."""
+
+    def begin(self, name: str, /) -> None:
+        """Begins a call."""
+
+    def add_arguments(self, text: str) -> None:
+        """Takes arguments of the call."""
+
+    def close(self, text: str) -> None:
+        """Takes the token that ends a message of the answer."""
+
+
+class StretchesOfMessages(StretchesOf):
+    """Collects the stretches of an answer in channels."""
+
+    def __init__(self, events: list[Stretch], names: frozenset[str], *, ends_in_form: bool) -> None:
+        super().__init__(events)
+        self.names, self.ends_in_form = names, ends_in_form
+
+    def begin(self, name: str, /) -> None:
+        """Begins a call, whose head was a marker."""
+
+    def add_arguments(self, text: str) -> None:
+        """Adds arguments, which are text of the answer."""
+        self.say(text)
+
+    def close(self, text: str) -> None:
+        """Adds the token that ends a message, which may be a stop string."""
+        self.say(text)
+
+
+def parse_harmony(source: Source, to: Messages) -> Steps[None]:
     """Parses the messages of an answer."""
     while source.text or (yield from source.more()):
         head = yield from _read_head(source)
         if head is None:
-            yield from _pass_until_start(source, calls.say)
+            yield from _pass_until_start(source, to.say)
             continue
         recipient = head["before"] or head["after"]
         name = (recipient or "").removeprefix("functions.")
-        source.take(head.end())
+        to.mark(source.take(head.end()))
         if head["channel"] == "analysis" and recipient is None:
-            yield from _pass_body(source, lambda text: calls.events.append(Reasoning(text)))
-        elif name in calls.names:
-            calls.begin(name)
+            yield from _pass_body(source, to.think, to.mark)
+        elif name in to.names:
+            to.begin(name)
             if (yield from source.starts_with("{", 0)):
-                yield from read_arguments(source, calls)  # text in it may spell a marker
-            yield from _pass_body(source, calls.add_arguments, is_call=True)
-        elif calls.ends_in_form and head["channel"] == "final":
-            yield from _pass_rest(source, calls.say)
+                yield from read_arguments(source, to.add_arguments)  # they may spell a marker
+            yield from _pass_body(source, to.add_arguments, to.close, is_call=True)
+        elif to.ends_in_form and head["channel"] == "final":
+            yield from _pass_rest(source, to.say)
         else:
-            yield from _pass_body(source, calls.say)
+            yield from _pass_body(source, to.say, to.close)
 
 
 def _pass_rest(source: Source, emit: Callable[[str], None]) -> Steps[None]:
@@ -83,22 +125,26 @@ def _pass_until_start(source: Source, emit: Callable[[str], None]) -> Steps[None
 
 
 def _pass_body(
-    source: Source, emit: Callable[[str], None], *, is_call: bool = False
+    source: Source,
+    emit: Callable[[str], None],
+    close: Callable[[str], None],
+    *,
+    is_call: bool = False,
 ) -> Steps[None]:
-    """Emits the text of a message; the token that ends it is taken, unless it begins another."""
+    """Emits a message's text, and passes on the token that ends it unless it begins another."""
     while True:
         found = [(at, end) for end in ENDS if (at := source.text.find(end)) >= 0]
         if found:
             at, end = min(found)
             if at:
                 emit(source.take(at))
-            source.take(0 if end == START else len(end))
+            close(source.take(0 if end == START else len(end)))
             return
         held = max(beginning(source.text, end) for end in ENDS)
         if len(source.text) > held:
             emit(source.take(len(source.text) - held))
         if not (yield from source.more()):
             rest = source.take(len(source.text))
-            if rest and not is_call:  # no arguments end with the start of a token
-                emit(rest)
+            if rest:  # no arguments end with the start of a token
+                (close if is_call else emit)(rest)
             return

@@ -42,7 +42,7 @@ def _read_call(source: Source, at: int, calls: Calls) -> Steps[bool]:
         return False
     calls.begin(head[2], head[1])
     source.take(head.end())
-    yield from read_arguments(source, calls)
+    yield from read_arguments(source, calls.add_arguments)
     at = yield from source.skip_space(0)
     if (yield from source.starts_with(CALL_CLOSE, at)):
         source.take(at + len(CALL_CLOSE))
