@@ -91,6 +91,7 @@ class WorkerConfig:
     advertise: str = ""  # host:port at which that scheduler reaches it
     all_reduce: str = "auto"
     ignore_config_keys: tuple[str, ...] = ()
+    ignore_weights: tuple[str, ...] = ()
     failpoints: tuple[Failpoint, ...] = ()
     identity: IdentityOptions = field(default_factory=IdentityOptions)
     logs: LoggingOptions = field(default_factory=LoggingOptions)
@@ -200,6 +201,7 @@ def parse(arguments: Sequence[str]) -> WorkerConfig:
         if path is not None and (problem := problem_with(path)):
             parser.error(f"--{name.replace('_', '-')}: {problem}")
     try:
+        options["ignore_weights"] = tuple(options["ignore_weights"])
         options["failpoints"] = tuple(map(Failpoint.parse, options["failpoints"]))
         options["identity"] = take_identity(options)
         options["logs"], options["tracing"] = take_logging(options), take_tracing(options)
@@ -253,6 +255,13 @@ def make_parser() -> argparse.ArgumentParser:
         default=(),
         metavar="KEY,KEY",
         help="keys of config.json to ignore although the output may then not be the model's",
+    )
+    parser.add_argument(
+        "--ignore-weights",
+        action="append",
+        default=[],
+        metavar="PATTERN",
+        help="tensors that are no part of the model, such as v_head.*; may be repeated",
     )
     _add_types_and_kernels(parser)
     _add_sizes(parser)

@@ -24,7 +24,7 @@ from default_model.folder import ensure
 from kernels.cpu import isa
 from worker_svc.attention.batch import AttentionBatch
 from worker_svc.device.device import DTYPES
-from worker_svc.models.decoder import load_model
+from worker_svc.models.stored.loading import load_model
 
 BLOCK_SIZE = 16
 KINDS = ("bfloat16", "float32", "bfloat16:int8", "bfloat16:int4")

@@ -22,7 +22,8 @@ from default_model.folder import ensure
 from pagewire.gguf import files
 from worker_svc.attention.batch import AttentionBatch
 from worker_svc.device.device import DTYPES, KV_DTYPES, resolve_kv_dtype
-from worker_svc.models.decoder import Decoder, load_model
+from worker_svc.models.decoder import Decoder
+from worker_svc.models.stored.loading import load_model
 from worker_svc.startup import key_offsets
 
 TEXT = Path(__file__).parents[2] / "tests/default_model/prose.txt"

@@ -20,7 +20,7 @@ from tokenizers import Tokenizer
 from bench.compare.kv_cache_dtype import TEXT, compared
 from default_model.folder import ensure
 from worker_svc.device.device import DTYPES
-from worker_svc.models.decoder import load_model
+from worker_svc.models.stored.loading import load_model
 
 KINDS = ("auto", "int8", "int4")
 CPU = torch.device("cpu")

@@ -5,16 +5,15 @@ HF_TOKEN, HF_HUB_OFFLINE, HF_HUB_DISABLE_XET and its time limits. What is in the
 transferred again, and without network it is enough.
 """
 
-import json
 import logging
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from pagewire.hub.names import ModelName
+from pagewire.hub.weights_index import INDEX, SINGLE, BadIndex, file_of_each_tensor
 
 CONFIG, TOKENIZER = "config.json", "tokenizer.json"
-INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 SMALL_FILES = (
     CONFIG,
     TOKENIZER,
@@ -45,18 +44,32 @@ def download(name: ModelName, *, with_weights: bool) -> Path:
             if not (folder / file).is_file():
                 raise _missing(name, commit, file)
         if with_weights:
-            _fetch_weights(name, commit)
+            _fetch_weights(name, commit, folder)
     return folder
 
 
-def _fetch_weights(name: ModelName, commit: str) -> None:
-    folder = _fetch(name, commit, (INDEX,))
-    files = _indexed(folder / INDEX) if (folder / INDEX).is_file() else [SINGLE]
-    _store(name, commit, [file for file in files if not (folder / file).is_file()])
-    _fetch(name, commit, files)
+def _fetch_weights(name: ModelName, commit: str, folder: Path) -> None:
+    """Fetches the one file, which wins over an index as it does when it is read, or the others."""
+    if not (folder / INDEX).is_file():  # which is fetched where there is no single file
+        _fetch_large(name, commit, folder, [SINGLE])
+    if (folder / SINGLE).is_file():
+        return
+    _fetch(name, commit, (INDEX,))
+    if not (folder / INDEX).is_file():
+        raise _missing(name, commit, SINGLE)
+    files = _indexed(folder / INDEX)
+    _fetch_large(name, commit, folder, files)
     for file in files:
         if not (folder / file).is_file():
             raise _missing(name, commit, file)
+
+
+def _fetch_large(name: ModelName, commit: str, folder: Path, files: Sequence[str]) -> None:
+    """Fetches those of the files that the repository has and the folder lacks."""
+    lacking = [file for file in files if not (folder / file).is_file()]
+    if lacking:
+        _store(name, commit, lacking)
+        _fetch(name, commit, lacking)
 
 
 def _store(name: ModelName, commit: str, files: Sequence[str]) -> None:
@@ -78,9 +91,9 @@ def _store(name: ModelName, commit: str, files: Sequence[str]) -> None:
 def _indexed(path: Path) -> list[str]:
     """The files of the weights. Raises ModelUnavailable."""
     try:
-        return sorted({str(file) for file in json.loads(path.read_bytes())["weight_map"].values()})
-    except (ValueError, LookupError, TypeError, AttributeError):
-        raise ModelUnavailable(f"{path} is no index of weights") from None
+        return sorted(set(file_of_each_tensor(path).values()))
+    except BadIndex as error:
+        raise ModelUnavailable(str(error)) from None
 
 
 def _fetch(name: ModelName, revision: str, files: Collection[str]) -> Path:

@@ -27,7 +27,7 @@ from worker_svc.models.config import ModelConfig
 from worker_svc.models.cpu_weights import ROWS_AT_ONCE
 from worker_svc.models.layers import MLP, Attention, RMSNorm
 from worker_svc.models.linear import Linear
-from worker_svc.models.weights import WeightError
+from worker_svc.models.stored.weight_files import WeightError
 from worker_svc.quantization.online import Rounding
 
 

@@ -6,9 +6,6 @@ the logits of its part of the vocabulary; hidden states are complete and equal o
 """
 
 import logging
-import time
-from collections.abc import Collection
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -16,11 +13,9 @@ from torch import Tensor
 
 from kernels.cpu import library
 from kernels.cpu.library import Library
-from pagewire.gguf.files import is_gguf
 from worker_svc.attention.batch import AttentionBatch, AttentionStep, HeadLayout, LastTokens, fuses
 from worker_svc.attention.kv_cache import KVCache
 from worker_svc.models import compiled
-from worker_svc.models import config as model_config
 from worker_svc.models.compiled import CompiledDecoder, CompiledLayer
 from worker_svc.models.config import ModelConfig
 from worker_svc.models.cpu_weights import activation_dtype
@@ -29,14 +24,9 @@ from worker_svc.models.layers import MLP, Attention, Destinations, RMSNorm, whol
 from worker_svc.models.linear import Linear
 from worker_svc.models.rope import cos_sin_table
 from worker_svc.models.sharding import Sharding
-from worker_svc.models.stored.gguf import load_gguf
-from worker_svc.models.stored.quantized import load_quantized
-from worker_svc.models.weights import Filling, load_weights
 from worker_svc.parallel.group import ALONE, Group
 from worker_svc.parallel.vocab_part import VocabPart
-from worker_svc.process.host_memory import HostPeak
 from worker_svc.quantization.online import head_rounding
-from worker_svc.quantization.scheme import Quantization
 
 if TYPE_CHECKING:
     from worker_svc.models.fused import FusedDecoder
@@ -256,51 +246,3 @@ def _per_token(config: ModelConfig, dtype: torch.dtype, device: torch.device) ->
     return Linear.empty(
         config.hidden_size, config.vocab_size, bias=False, dtype=dtype, device=device
     )
-
-
-def load_model(
-    folder: Path,
-    dtype: torch.dtype,
-    device: torch.device,
-    max_model_len: int,
-    group: Group = ALONE,
-    ignored_keys: Collection[str] = (),
-    quantization: str = "auto",
-    kv_dtype: torch.dtype | None = None,
-) -> Decoder:
-    """Loads the model of a folder or a GGUF file, or this rank's shard of it, ready to run.
-
-    `ignored_keys` of its config.json are read as if they were not there; `quantization` other than
-    "auto" rounds plain weights; `kv_dtype` is the type of the KV cache, None: that of the weights.
-    The log says how long it took, and what memory of the host.
-    """
-    started = time.monotonic()
-    config = model_config.load(folder, ignored_keys, quantization)
-    with HostPeak() as host:
-        model = Decoder(config, dtype, device, max_model_len, group, kv_dtype)
-        _fill(model, folder, config.quantization)
-        model.pack()
-    logger.info(
-        "loaded %s with %d layers in %.1f s; quantization: %s; host memory: %s",
-        config.architecture,
-        config.num_layers,
-        time.monotonic() - started,
-        "none" if config.quantization is None else config.quantization.label,
-        host.report(),
-    )
-    return model
-
-
-def _fill(model: Decoder, folder: Path, quantization: Quantization | None) -> None:
-    """Reads the weights of a model. Raises WeightError."""
-    destinations, share = dict(model.destinations()), model.sharding.share
-    tied = {"lm_head.weight"} if model.config.tie_word_embeddings else set[str]()
-    ignored = frozenset(tied)
-    if is_gguf(folder):
-        # Ranks on a CPU have no kernels for integers.
-        keeps_integers = model.device.type == "cuda" or model.group.size == 1
-        load_gguf(folder, Filling(destinations, ignored, share), model.device, keeps_integers)
-    elif quantization is None:
-        load_weights(folder, destinations, ignored, share)
-    else:
-        load_quantized(folder, quantization, destinations, ignored, share, model.device)

@@ -4,26 +4,25 @@ Handles names, shapes and files; the model maps names to parameters. Only safete
 content of a checkpoint is executed. Errors name the tensor.
 """
 
-import json
 import logging
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from kernels.quantized.grouped import GroupedWeight
+from worker_svc.models.stored.weight_files import MissingWeight, OpenFile, WeightError, WeightFiles
 
 logger = logging.getLogger(__name__)
 
-INDEX = "model.safetensors.index.json"
-SINGLE = "model.safetensors"
 # Buffers in older checkpoints that are computed here.
-COMPUTED = re.compile(r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq")
+COMPUTED = re.compile(
+    r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.((original_)?inv_freq|cos_cached|sin_cached)"
+    r"|model\.layers\.\d+\.self_attn\.masked_bias"
+)
 # How to store keys and values in FP8: no parameters, and read apart (`startup.kv_scales`). Named
 # `self_attn.k_scale` by compressed-tensors, `self_attn.k_proj.k_scale` by ModelOpt.
 KV_SCALE = re.compile(
@@ -31,20 +30,8 @@ KV_SCALE = re.compile(
 )
 
 
-class WeightError(ValueError):
-    """The checkpoint does not match the model."""
-
-
-class MissingWeight(WeightError):
-    """A parameter is not in the checkpoint."""
-
-
 class UnexpectedWeight(WeightError):
     """A tensor has no parameter, or occurs twice."""
-
-
-class UnreadableWeights(WeightError):
-    """A file of the checkpoint is damaged or cut off."""
 
 
 class WrongShape(WeightError):
@@ -105,6 +92,8 @@ class Filling:
         ignored: frozenset[str] = frozenset(),
         share: Callable[[str], Share | None] = _whole,
     ) -> None:
+        """Raises UnexpectedWeight if a destination is ignored."""
+        refuse_ignored(destinations, ignored)
         self._destinations = destinations
         self._pending = dict(destinations)
         self._ignored = ignored
@@ -115,12 +104,21 @@ class Filling:
         is_kept_apart = COMPUTED.fullmatch(name) or KV_SCALE.fullmatch(name)
         return name in self._ignored or is_kept_apart is not None
 
+    def require_known(self, names: Collection[str]) -> None:
+        """Raises UnexpectedWeight for names of tensors that nothing is filled with."""
+        strange = [name for name in names if name not in self._destinations]
+        if strange := sorted(name for name in strange if not self.ignores(name)):
+            raise UnexpectedWeight(
+                f"{some(strange)}: the model has no such parameter; what is no part of the model "
+                "can be left out by --ignore-weights PATTERN"
+            )
+
     def claim(self, name: str, found: Sequence[int]) -> tuple[Destination, Share | None]:
         """What a tensor of this name and whole shape fills, and its share. Raises WeightError."""
         if name not in self._destinations:
             raise UnexpectedWeight(f"{name}: the model has no such parameter")
         if name not in self._pending:
-            raise UnexpectedWeight(f"{name}: found in two files of the checkpoint")
+            raise UnexpectedWeight(f"{name}: found twice in the checkpoint")
         destination, share = self._pending.pop(name), self._share(name)
         wanted = tuple(destination.shape)
         if share is not None:
@@ -132,7 +130,13 @@ class Filling:
     def finish(self, source: Path) -> None:
         """Raises MissingWeight if a destination has not been filled."""
         if self._pending:
-            raise MissingWeight(f"{_some(self._pending)} not found in {source}")
+            raise MissingWeight(f"{some(self._pending)} not found in {source}")
+
+
+def refuse_ignored(needed: Collection[str], ignored: frozenset[str]) -> None:
+    """Raises UnexpectedWeight if something that the model reads is to be ignored."""
+    for name in sorted(ignored.intersection(needed)):
+        raise UnexpectedWeight(f"ignore_weights: {name} is read, so it cannot be ignored")
 
 
 def load_weights(
@@ -146,56 +150,26 @@ def load_weights(
     Destinations may be views of larger, fused parameters; dtypes are converted. Raises WeightError.
     """
     filling = Filling(destinations, ignored, share)
-    files = checkpoint_files(folder)
-    for number, file in enumerate(files, start=1):
-        logger.info("reading weights: %s (%d of %d)", file.name, number, len(files))
-        with opened(file) as tensors:
-            for name in tensors.keys():  # noqa: SIM118 - not a mapping
-                if not filling.ignores(name):
-                    _copy(name, tensors, filling)
+    files = WeightFiles(folder)
+    for number, file in enumerate(files.opened(), start=1):
+        logger.info("reading weights: %s (%d of %d)", file.path.name, number, len(files.paths))
+        _fill_from(file, filling)
     filling.finish(folder)
 
 
-def read_matching(folder: Path, names: re.Pattern[str]) -> Iterator[tuple[str, Tensor]]:
-    """All tensors of the checkpoint with such a name, in a fixed order. Raises WeightError."""
-    for file in checkpoint_files(folder):
-        with opened(file) as tensors:
-            for name in tensors.keys():  # noqa: SIM118 - not a mapping
-                if names.fullmatch(name):
-                    yield name, tensors.get_tensor(name)
-
-
-@contextmanager
-def opened(file: Path) -> Iterator[Any]:
-    """The tensors of a file. Raises UnreadableWeights."""
-    try:
-        with safe_open(file, framework="pt", device="cpu") as tensors:
-            yield tensors
-    except SafetensorError as error:
-        size = file.stat().st_size
-        raise UnreadableWeights(
-            f"{file} ({size} bytes) is damaged or cut off, fetch it again: {error}"
-        ) from error
-
-
-def checkpoint_files(folder: Path) -> list[Path]:
-    """Paths of the checkpoint's files, in a fixed order. Raises MissingWeight."""
-    if (folder / INDEX).exists():
-        files = [folder / name for name in _indexed(folder / INDEX)]
-    else:
-        files = [folder / SINGLE]
-    for file in files:
-        if not file.exists():
-            raise MissingWeight(f"{file} does not exist; weights are read from safetensors only")
-    return files
-
-
-def _indexed(path: Path) -> list[str]:
-    try:
-        index = json.loads(path.read_text(encoding="utf-8"))
-        return sorted(set(index["weight_map"].values()))
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise UnreadableWeights(f"{path} is no index of weights, fetch it again") from error
+def _fill_from(file: OpenFile, filling: Filling) -> None:
+    """Copies what counts in a file."""
+    file.require_promised(filling.ignores)
+    if file.unnamed:
+        logger.warning(
+            "%s: not read, since the index does not name this file for it: %s",
+            file.path.name,
+            some(file.unnamed),
+        )
+    filling.require_known(file.names)
+    for name in file.names:
+        if not filling.ignores(name):
+            _copy(name, file.tensors, filling)
 
 
 def _copy(name: str, tensors: Any, filling: Filling) -> None:
@@ -207,6 +181,7 @@ def _copy(name: str, tensors: Any, filling: Filling) -> None:
         destination.copy_(share.cut(part, destination.shape[share.dim]))
 
 
-def _some(names: Mapping[str, object]) -> str:
+def some(names: Collection[str]) -> str:
+    """The first of many names, and how many there are besides."""
     first = ", ".join(list(names)[:3])
     return first if len(names) <= 3 else f"{first} and {len(names) - 3} more"

@@ -53,6 +53,7 @@ def load(config: WorkerConfig, target: ModelFacts, model: Decoder) -> LoadedDraf
         model.group,
         config.ignore_config_keys,
         kv_dtype=model.kv_dtype,
+        ignored_weights=config.ignore_weights,
     )
     if fp8.is_fp8(model.kv_dtype):
         decoder.kv_scales = kv_scales.read(folder, decoder.sharding, model.device)

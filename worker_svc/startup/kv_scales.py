@@ -15,14 +15,8 @@ from kernels import fp8
 from pagewire.gguf.files import is_gguf
 from worker_svc.models.config import ModelConfig
 from worker_svc.models.sharding import Sharding
-from worker_svc.models.weights import (
-    KV_SCALE,
-    MissingWeight,
-    UnexpectedWeight,
-    WeightError,
-    WrongShape,
-    read_matching,
-)
+from worker_svc.models.stored.weight_files import MissingWeight, WeightError, read_matching
+from worker_svc.models.weights import KV_SCALE, UnexpectedWeight, WrongShape
 from worker_svc.quantization import registry
 
 log = logging.getLogger(__name__)

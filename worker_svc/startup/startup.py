@@ -102,6 +102,7 @@ def load(
         config.ignore_config_keys,
         config.quantization,
         kv_dtype,
+        config.ignore_weights,
     )
     if fp8.is_fp8(kv_dtype):
         decoder.kv_scales = kv_scales.read(folder, decoder.sharding, device)

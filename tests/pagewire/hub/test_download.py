@@ -70,6 +70,18 @@ def test_weights_in_several_files_are_those_of_the_index(hub: Hub, fetch) -> Non
     assert content_of(fetch("org/shards")) == WITH_INDEX
 
 
+def test_one_file_wins_over_an_index_which_is_not_fetched(hub: Hub, fetch) -> None:
+    hub.repositories["org/both"] = Repository({"main": SHARDED | ONE_FILE})
+    assert content_of(fetch("org/both")) == SMALL | {"model.safetensors": WEIGHTS}
+
+
+def test_an_index_that_names_no_file_of_its_repository_is_refused(hub: Hub, refusal) -> None:
+    index = json.dumps({"weight_map": {"layer": "../x.safetensors"}}).encode()
+    files = SMALL | {"model.safetensors.index.json": index}
+    hub.repositories["org/bad"] = Repository({"main": files})
+    assert "layer is in '../x.safetensors', which names no .saf" in refusal("org/bad")
+
+
 def test_a_revision_is_a_branch_a_tag_or_a_commit(hub: Hub, fetch, refusal) -> None:
     other = ONE_FILE | {"config.json": b'{"model_type": "other"}'}
     hub.repositories["org/one"] = Repository({"main": ONE_FILE, "refs/pr/1": other, "v2": other})

@@ -11,7 +11,7 @@ from pathlib import Path
 import gateway.config
 import scheduler_svc.config
 import worker_svc.config
-from pagewire.cli.launcher.options.up_options import PASSED, add_options
+from pagewire.cli.launcher.options.up_options import PASSED, add_options, passed_words
 from pagewire.settings import known
 from pagewire.settings.environment import PREFIX, variable
 from pagewire.settings.sources import long_options
@@ -50,6 +50,14 @@ def test_what_up_passes_on_is_an_option_of_that_service() -> None:
         assert option.name in known.OPTIONS[option.service]
         action = long_options(parsers()[option.service])[option.name]
         assert (action.nargs == 0) == (option.metavar is None)
+
+
+def test_up_passes_an_option_on_as_often_as_it_was_given() -> None:
+    given = ["--ignore-weights=v_head.*", "--ignore-weights", "score.weight", "--no-page"]
+    options = parsers()["up"].parse_args(given)
+    words = passed_words(options, "worker")
+    assert words == ("--ignore-weights", "v_head.*", "--ignore-weights", "score.weight")
+    assert passed_words(options, "gateway") == ("--no-page",)
 
 
 def test_no_two_options_have_one_variable_with_two_meanings() -> None:

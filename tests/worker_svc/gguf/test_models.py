@@ -21,7 +21,8 @@ from worker_svc.models import Decoder, load_model
 from worker_svc.models import config as model_config
 from worker_svc.models.sharding import Sharding
 from worker_svc.models.stored.gguf import load_gguf
-from worker_svc.models.weights import Filling, MissingWeight, Share
+from worker_svc.models.stored.weight_files import MissingWeight
+from worker_svc.models.weights import Filling, Share
 
 CPU = torch.device("cpu")
 BLOCK_SIZE, NUM_STEPS = 16, 6

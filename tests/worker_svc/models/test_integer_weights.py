@@ -15,7 +15,8 @@ from worker_svc.attention.kv_cache import KVCache
 from worker_svc.models.config import ModelConfig
 from worker_svc.models.decoder import Decoder
 from worker_svc.models.linear import Linear, WeightRows
-from worker_svc.models.weights import Filling, MissingWeight, Share, UnexpectedWeight, WrongShape
+from worker_svc.models.stored.weight_files import MissingWeight
+from worker_svc.models.weights import Filling, Share, UnexpectedWeight, WrongShape
 
 CPU = torch.device("cpu")
 CONFIG = replace(
@@ -69,7 +70,7 @@ def test_a_destination_is_filled_once_with_its_own_shape() -> None:
     with pytest.raises(UnexpectedWeight, match="c: the model has no such"):
         filling.claim("c", (24, 64))
     filling.claim("b", (24, 64))
-    with pytest.raises(UnexpectedWeight, match="b: found in two files"):
+    with pytest.raises(UnexpectedWeight, match="b: found twice"):
         filling.claim("b", (24, 64))
     with pytest.raises(MissingWeight, match="a not found in file"):
         filling.finish(Path("file"))

@@ -8,13 +8,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from worker_svc.models.weights import (
-    MissingWeight,
-    UnexpectedWeight,
-    WeightError,
-    WrongShape,
-    load_weights,
-)
+from worker_svc.models.stored.weight_files import MissingWeight, WeightError
+from worker_svc.models.weights import UnexpectedWeight, WrongShape, load_weights
 
 
 def save(folder: Path, *files: dict[str, Tensor]) -> None:
@@ -77,13 +72,75 @@ def test_a_tensor_of_another_shape_is_named_with_both(
         load_weights(tmp_path, {"a": torch.empty(2)})
 
 
-def test_a_tensor_in_two_files_is_refused(tmp_path: Path) -> None:
-    save(tmp_path, {"a": torch.ones(2)}, {"b": torch.ones(2), "a": torch.ones(2)})
-    save_file({"a": torch.ones(2)}, tmp_path / "model-0.safetensors")
-    index = {"weight_map": {"a": "model-0.safetensors", "b": "model-1.safetensors"}}
-    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
-    with pytest.raises(UnexpectedWeight, match="two files"):
+def write_index(folder: Path, **files: object) -> None:
+    """An index that says in which file each tensor is."""
+    index = json.dumps({"weight_map": files})
+    (folder / "model.safetensors.index.json").write_text(index)
+
+
+def test_a_tensor_counts_only_in_the_file_that_the_index_names(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    save_file({"a": torch.ones(2), "c": torch.ones(1)}, tmp_path / "0.safetensors")
+    save_file({"a": torch.zeros(2), "b": torch.ones(2)}, tmp_path / "1.safetensors")
+    write_index(tmp_path, a="0.safetensors", b="1.safetensors")
+    destinations = {"a": torch.empty(2), "b": torch.empty(2)}
+    load_weights(tmp_path, destinations)
+    assert destinations["a"].tolist() == [1, 1]
+    assert "0.safetensors: not read, since the index does not name this file for it: c" in (
+        caplog.text
+    )
+    assert "1.safetensors: not read, since the index does not name this file for it: a" in (
+        caplog.text
+    )
+
+
+def test_a_tensor_that_a_file_has_and_its_index_does_not_name_is_missing(tmp_path: Path) -> None:
+    save_file({"a": torch.ones(2), "b": torch.ones(2)}, tmp_path / "0.safetensors")
+    write_index(tmp_path, a="0.safetensors")
+    with pytest.raises(MissingWeight, match="b not found"):
         load_weights(tmp_path, {"a": torch.empty(2), "b": torch.empty(2)})
+
+
+def test_a_tensor_that_the_index_promises_in_vain_is_named_with_the_file(tmp_path: Path) -> None:
+    save_file({"a": torch.ones(2)}, tmp_path / "0.safetensors")
+    save_file({"b": torch.ones(2)}, tmp_path / "1.safetensors")
+    write_index(tmp_path, a="0.safetensors", b="0.safetensors", c="1.safetensors")
+    with pytest.raises(MissingWeight, match=r"b not found in .*0\.safetensors, where"):
+        load_weights(tmp_path, {"a": torch.empty(2), "b": torch.empty(2)})
+
+
+@pytest.mark.parametrize(
+    "file", ["../out.safetensors", "sub/../../out.safetensors", "OUT", "out.bin", "", 7, None]
+)
+def test_an_index_names_no_file_outside_of_its_folder(tmp_path: Path, file: object) -> None:
+    folder, outside = tmp_path / "model", tmp_path / "out.safetensors"
+    folder.mkdir()
+    save_file({"a": torch.ones(2)}, outside)
+    write_index(folder, a=str(outside) if file == "OUT" else file)
+    with pytest.raises(WeightError, match=r"a is in .*, which names no \.safetensors file there"):
+        load_weights(folder, {"a": torch.empty(2)})
+
+
+@pytest.mark.parametrize("index", ["", "[]", "{}", '{"weight_map": 1}', "\xff"])
+def test_an_index_that_is_none_is_refused_by_its_name(tmp_path: Path, index: str) -> None:
+    (tmp_path / "model.safetensors.index.json").write_text(index, encoding="latin-1")
+    with pytest.raises(WeightError, match=r"index\.json is no index of weights"):
+        load_weights(tmp_path, {"a": torch.empty(2)})
+
+
+def test_one_file_wins_over_a_stale_index_and_its_shards(tmp_path: Path) -> None:
+    save(tmp_path, {"a": torch.zeros(2)}, {"b": torch.zeros(2)})
+    save(tmp_path, {"a": torch.ones(2)})
+    destination = torch.empty(2)
+    load_weights(tmp_path, {"a": destination})
+    assert destination.tolist() == [1, 1]
+
+
+def test_tensors_to_ignore_are_not_those_that_are_read(tmp_path: Path) -> None:
+    save(tmp_path, {"a": torch.ones(2)})
+    with pytest.raises(UnexpectedWeight, match="ignore_weights: a is read"):
+        load_weights(tmp_path, {"a": torch.empty(2)}, ignored=frozenset({"a"}))
 
 
 def test_computed_tensors_of_old_checkpoints_are_passed_over(tmp_path: Path) -> None:

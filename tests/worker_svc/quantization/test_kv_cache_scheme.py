@@ -13,7 +13,7 @@ from torch import Tensor
 from tests.worker_svc.conftest import WORKER_CONFIG
 from tests.worker_svc.models.test_models import MAX_MODEL_LEN
 from tests.worker_svc.quantized_checkpoints import FORMATS, save_quantized
-from worker_svc.models.weights import MissingWeight
+from worker_svc.models.stored.weight_files import MissingWeight
 from worker_svc.startup import startup
 
 CONFIG = replace(WORKER_CONFIG, max_model_len=MAX_MODEL_LEN)

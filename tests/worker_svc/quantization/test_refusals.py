@@ -13,7 +13,7 @@ from tests.worker_svc.models.test_models import MAX_MODEL_LEN
 from tests.worker_svc.quantized_checkpoints import FORMATS, save_quantized
 from worker_svc.config import QUANTIZATIONS
 from worker_svc.models import load_model
-from worker_svc.models.weights import WeightError
+from worker_svc.models.stored.weight_files import WeightError
 from worker_svc.quantization import registry
 from worker_svc.quantization.online import ONLINE
 from worker_svc.quantization.scheme import UnsupportedQuantization

@@ -11,11 +11,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from kernels import fp8
+from pagewire.hub.weights_index import INDEX
 from tests.worker_svc.conftest import WORKER_CONFIG
 from worker_svc.models import config
 from worker_svc.models.decoder import Decoder
 from worker_svc.models.sharding import Sharding
-from worker_svc.models.weights import INDEX, MissingWeight, UnexpectedWeight, WrongShape
+from worker_svc.models.stored.weight_files import MissingWeight
+from worker_svc.models.weights import UnexpectedWeight, WrongShape
 from worker_svc.startup import kv_scales, startup
 from worker_svc.startup.kv_scales import UnusableScale
 

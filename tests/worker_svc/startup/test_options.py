@@ -103,6 +103,9 @@ def test_a_step_has_room_for_a_token_of_each_sequence(kind: str, sizes: tuple[in
 def test_ignored_keys_are_a_list_of_names() -> None:
     assert parse(["--ignore-config-keys", "a, b"]).ignore_config_keys == ("a", "b")
     assert parse([]).ignore_config_keys == ()
+    words = ["--ignore-weights", "v_head.*", "--ignore-weights=score.weight"]
+    assert parse(words).ignore_weights == ("v_head.*", "score.weight")
+    assert parse([]).ignore_weights == ()
 
 
 def test_the_kv_cache_is_of_the_models_type_or_of_the_one_that_is_named() -> None:

@@ -9,14 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from worker_svc.models.weights import (
-    MissingWeight,
-    UnexpectedWeight,
-    WeightError,
-    WrongShape,
-    checkpoint_files,
-    opened,
-)
+from worker_svc.models.stored.weight_files import MissingWeight, WeightError, WeightFiles
+from worker_svc.models.weights import WrongShape
 from worker_svc.quantization.scheme import DamagedWeight, RankCut, TensorSpec
 
 
@@ -34,12 +28,10 @@ class Checkpoint:
 
     def __enter__(self) -> "Checkpoint":
         with self._files:
-            for path in checkpoint_files(self._folder):
-                file = self._files.enter_context(opened(path))
-                for name in file.keys():  # noqa: SIM118 - not a mapping
-                    if name in self._by_name:
-                        raise UnexpectedWeight(f"{name}: found in two files of the checkpoint")
-                    self._by_name[name] = file
+            files = WeightFiles(self._folder)
+            for path in files.paths:
+                file = self._files.enter_context(files.open(path))
+                self._by_name.update(dict.fromkeys(file.names, file.tensors))
             self._files = self._files.pop_all()
         return self
 
@@ -57,6 +49,10 @@ class Checkpoint:
         """Names of all tensors."""
         return self._by_name.keys()
 
+    def stored(self, name: str) -> Any:
+        """A tensor that is read where it is indexed, with its shape."""
+        return self._by_name[name].get_slice(name)
+
     def whole(self, name: str) -> Tensor:
         """A tensor as it is stored."""
         tensor: Tensor = self._by_name[name].get_tensor(name)
@@ -66,7 +62,7 @@ class Checkpoint:
         """The part of a tensor that a rank reads. Raises WeightError if it is not as specified."""
         if name not in self._by_name:
             raise MissingWeight(f"{name}: not found in {self._folder}")
-        stored = self._by_name[name].get_slice(name)
+        stored = self.stored(name)
         found = tuple(stored.get_shape())
         if found != spec.shape and not (found == () and spec.shape == (1,)):
             raise WrongShape(f"{name}: has shape {found}, expected {spec.shape}")

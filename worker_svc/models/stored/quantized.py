@@ -21,6 +21,7 @@ from worker_svc.models.weights import (
     UnexpectedWeight,
     WrongShape,
     load_weights,
+    refuse_ignored,
 )
 from worker_svc.quantization.scheme import (
     PLAIN,
@@ -163,6 +164,7 @@ def load_quantized(
     Raises UnsupportedQuantization for a device that cannot compute with it.
     """
     layers = QuantizedLayers(quantization, destinations, share)
+    refuse_ignored(layers.names(), ignored)
     if device.type == "cuda":
         major, minor = torch.cuda.get_device_capability(device)
         layers.require_capability(10 * major + minor)

@@ -29,6 +29,7 @@ class Passed:
     help: str
     metavar: str | None = None  # None: a switch without a value
     kind: Callable[[str], Any] = str
+    repeats: bool = False
 
 
 def _word_or_folder(text: str) -> Path | str:
@@ -44,6 +45,13 @@ PASSED = (
     Passed("kv-cache-dtype", "worker", "type of the KV cache: auto, fp8_e4m3, fp8_e5m2", "TYPE"),
     Passed("gpu-memory-utilization", "worker", "share of a GPU's memory, 0 to 1", "SHARE", float),
     Passed("ignore-config-keys", "worker", "keys of config.json to ignore", "KEY,KEY"),
+    Passed(
+        "ignore-weights",
+        "worker",
+        "tensors that are no part of the model, such as v_head.*; may be repeated",
+        "PATTERN",
+        repeats=True,
+    ),
     Passed("quantization", "worker", "fp8, int8 or int4: round plain weights at load", "NAME"),
     Passed(
         "speculative-config",
@@ -131,7 +139,13 @@ def _add_passed(parser: argparse.ArgumentParser) -> None:
         if option.metavar is None:
             parser.add_argument(f"--{option.name}", action="store_true", help=text)
             continue
-        parser.add_argument(f"--{option.name}", type=option.kind, metavar=option.metavar, help=text)
+        parser.add_argument(
+            f"--{option.name}",
+            action="append" if option.repeats else "store",
+            type=option.kind,
+            metavar=option.metavar,
+            help=text,
+        )
     for service in SERVICES:
         parser.add_argument(
             f"--{service}-options",
@@ -189,7 +203,10 @@ def passed_words(options: argparse.Namespace, service: str) -> tuple[str, ...]:
             continue
         if isinstance(value, Path):
             value = value.absolute()  # the services run in another folder
-        found += [f"--{option.name}"] if value is True else [f"--{option.name}", str(value)]
+        if value is True:
+            found.append(f"--{option.name}")
+        for each in value if isinstance(value, list) else [value] * (value is not True):
+            found += [f"--{option.name}", str(each)]
     return (*found, *getattr(options, f"{service}_options"))
 
 

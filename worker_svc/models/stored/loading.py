@@ -1,0 +1,95 @@
+"""Builds a model out of a folder or a GGUF file: which tensors are read, and by which reader."""
+
+import logging
+import time
+from collections.abc import Collection
+from pathlib import Path
+
+import torch
+
+from pagewire.gguf import architecture
+from pagewire.gguf.files import is_gguf
+from pagewire.gguf.header import read_header
+from worker_svc.models import config as model_config
+from worker_svc.models.decoder import Decoder
+from worker_svc.models.stored import head, left_over
+from worker_svc.models.stored.gguf import load_gguf
+from worker_svc.models.stored.quantized import EMBEDDING, load_quantized
+from worker_svc.models.stored.weight_files import WeightFiles
+from worker_svc.models.weights import Filling, load_weights
+from worker_svc.parallel.group import ALONE, Group
+from worker_svc.process.host_memory import HostPeak
+from worker_svc.quantization.scheme import Quantization
+
+logger = logging.getLogger(__name__)
+
+
+def load_model(
+    folder: Path,
+    dtype: torch.dtype,
+    device: torch.device,
+    max_model_len: int,
+    group: Group = ALONE,
+    ignored_keys: Collection[str] = (),
+    quantization: str = "auto",
+    kv_dtype: torch.dtype | None = None,
+    ignored_weights: Collection[str] = (),
+) -> Decoder:
+    """Loads the model of a folder or a GGUF file, or this rank's shard of it, ready to run.
+
+    `ignored_keys` of its config.json are read as if they were not there, and tensors that a pattern
+    of `ignored_weights` matches are left in their files; `quantization` other than "auto" rounds
+    plain weights; `kv_dtype` is the type of the KV cache, None: that of the weights. The log says
+    how long it took, and what memory of the host. Raises UnsupportedModel or WeightError.
+    """
+    started = time.monotonic()
+    config = model_config.load(folder, ignored_keys, quantization)
+    config.check_length(max_model_len)
+    with HostPeak() as host:
+        ignored = left_over.named_by(ignored_weights, _names(folder)) if ignored_weights else ()
+        tensors = head.stored_tensors(folder, config, dtype, ignored)
+        config = head.as_stored(config, tensors)
+        model = Decoder(config, dtype, device, max_model_len, group, kv_dtype)
+        _fill(model, folder, config.quantization, tensors, frozenset(ignored))
+        model.pack()
+    logger.info(
+        "loaded %s with %d layers in %.1f s; quantization: %s; host memory: %s",
+        config.architecture,
+        config.num_layers,
+        time.monotonic() - started,
+        "none" if config.quantization is None else config.quantization.label,
+        host.report(),
+    )
+    return model
+
+
+def _names(folder: Path) -> set[str]:
+    """Names of all tensors, also of those that an index promises in vain. Raises WeightError."""
+    if is_gguf(folder):
+        return set(architecture.weights(read_header(folder)))
+    return {name for file in WeightFiles(folder).opened() for name in (*file.names, *file.lacking)}
+
+
+def _fill(
+    model: Decoder,
+    folder: Path,
+    quantization: Quantization | None,
+    tensors: head.Tensors,
+    ignored: frozenset[str],
+) -> None:
+    """Reads the weights of a model. Raises WeightError."""
+    destinations, share = dict(model.destinations()), model.sharding.share
+    if tensors is head.Tensors.HEAD:
+        destinations[head.HEAD] = destinations.pop(EMBEDDING)
+    elif model.config.tie_word_embeddings:
+        ignored |= {head.HEAD}
+    if is_gguf(folder):
+        # Ranks on a CPU have no kernels for integers.
+        keeps_integers = model.device.type == "cuda" or model.group.size == 1
+        load_gguf(folder, Filling(destinations, ignored, share), model.device, keeps_integers)
+        return
+    WeightFiles(folder).warn_of_others()
+    if quantization is None:
+        load_weights(folder, destinations, ignored, share)
+    else:
+        load_quantized(folder, quantization, destinations, ignored, share, model.device)
