@@ -24,6 +24,8 @@ from gateway.grpc_api.debug_service import DebugService
 from gateway.grpc_api.embedding_service import EmbeddingService
 from gateway.grpc_api.inference_service import InferenceService
 from gateway.http.app import OptionalRoutes, create_app
+from gateway.http.responses import Keeping
+from gateway.http.stored.background import BackgroundResponses
 from gateway.http.stored.store import ResponseStore
 from gateway.live.demo import DemoSwitch
 from gateway.live.feed import LiveFeed
@@ -99,6 +101,7 @@ class Gateway:
         tokenizer = tokenizer.limited(config.edge.texts)
         fd, row = config.metrics_fd, config.metrics_row
         self._counters = GatewayCounters(None if fd is None else SharedMemory(fd, row))
+        self._background = BackgroundResponses()
         self._channel, self._link = self._open_link()
         self._readiness = ReadinessWatch(
             self._channel, self._link, tokenizer, config.served_model_name
@@ -164,7 +167,8 @@ class Gateway:
         max_bytes = self._config.store_responses * MIB
         store = ResponseStore(max_bytes) if max_bytes else None
         has_page = not self._config.no_page
-        return OptionalRoutes(self._scrape.answer, self._live, has_page, demo, store)
+        keeping = Keeping(store, self._background)
+        return OptionalRoutes(self._scrape.answer, self._live, has_page, demo, keeping)
 
     def _grpc_server(
         self, tokenizer: Tokenizer, access: Access | None, opened: OpenRequests
@@ -253,6 +257,7 @@ class Gateway:
         """Drains, then closes all. Requests that the drain left end with an error."""
         await self._drain(hurry or asyncio.Event())
         self._live.close()
+        await self._background.close()
         if self._pipeline.num_open:
             log.warning("%d requests are left, and end with an error", self._pipeline.num_open)
         self._link.end_all(unavailable("this gateway has shut down before the output ended"))

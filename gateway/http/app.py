@@ -1,7 +1,7 @@
 """The HTTP routes, and the common form of errors. Wiring only."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -27,13 +27,12 @@ from gateway.http.guards import ApiKeyGuard, BodyLimit, place
 from gateway.http.headers import REQUEST_ID
 from gateway.http.messages import field_names
 from gateway.http.response_body import ResponseBody
-from gateway.http.responses import respond
+from gateway.http.responses import Keeping, respond
 from gateway.http.routes.info import add_info_routes
 from gateway.http.routes.tokens import add_token_routes
 from gateway.http.schema import ChatCompletionBody, CompletionBody
 from gateway.http.scoring.routes import add_scoring_routes
 from gateway.http.stored.routes import add_stored_routes
-from gateway.http.stored.store import ResponseStore
 from gateway.http.token_io.routes import add_token_io_routes
 from gateway.leniency.header import WARNING, WarningHeader
 from gateway.live.demo import DemoSwitch
@@ -59,7 +58,7 @@ class OptionalRoutes:
     live: LiveFeed | None = None
     has_page: bool = False
     demo: DemoSwitch | None = None
-    store: ResponseStore | None = None  # of responses
+    responses: Keeping = field(default_factory=Keeping)
 
 
 OWNER = "pagewire"
@@ -130,7 +129,7 @@ def create_app(
     app.add_exception_handler(HTTPException, _on_http_exception)
     app.add_exception_handler(Exception, _on_bug)
     extras = extras or OptionalRoutes()
-    _add_generation_routes(app, pipeline, extras.store)
+    _add_generation_routes(app, pipeline, extras.responses)
     add_token_io_routes(app, pipeline, tokenizer)
     add_message_routes(app, pipeline, tokenizer, ANSWERS)
     add_scoring_routes(app, pipeline, tokenizer)
@@ -138,7 +137,7 @@ def create_app(
     add_token_routes(app, pipeline, tokenizer)
     add_info_routes(app, pipeline, tokenizer)
     _add_docs(app)
-    add_stored_routes(app, extras.store)
+    add_stored_routes(app, extras.responses.store, extras.responses.background, ANSWERS)
     _add_extras(app, extras, readiness)
     return app
 
@@ -197,7 +196,7 @@ def _add_metrics_route(app: FastAPI, scrape: Scrape) -> None:
         return Response(answer.body, headers={"content-type": answer.content_type})
 
 
-def _add_generation_routes(app: FastAPI, pipeline: Pipeline, store: ResponseStore | None) -> None:
+def _add_generation_routes(app: FastAPI, pipeline: Pipeline, keeping: Keeping) -> None:
     @app.post("/v1/chat/completions", responses=ANSWERS)
     async def chat_completions(body: ChatCompletionBody, request: Request) -> Response:
         return await answer(CHAT, body, request, pipeline)
@@ -212,7 +211,7 @@ def _add_generation_routes(app: FastAPI, pipeline: Pipeline, store: ResponseStor
 
     @app.post("/v1/responses", responses=ANSWERS)
     async def responses(body: ResponseBody, request: Request) -> Response:
-        return await respond(body, request, pipeline, store)
+        return await respond(body, request, pipeline, keeping)
 
 
 def _add_model_routes(app: FastAPI, pipeline: Pipeline, readiness: ReadinessWatch) -> None:

@@ -108,7 +108,6 @@ RESPONSE: dict[str, tuple[Any, ...]] = {
     "enable_response_messages": (False,),
     "previous_input_messages": (),
     "watermarking": (False,),
-    "background": (False,),
     "background_options": ({}, {"completion_window": "soonest"}),
     "context_management": ([],),
     "conversation": (),

@@ -249,6 +249,7 @@ class ResponseBody(Body):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     store: bool | None = None
+    background: bool | None = None
     previous_response_id: str | None = None
 
     def to_request(self, request_id: str, earlier: Sequence[Item] = ()) -> GenerationRequest:

@@ -4,7 +4,7 @@ import json
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fastapi import Request
@@ -13,7 +13,7 @@ from fastapi.responses import JSONResponse, Response
 from gateway import limits
 from gateway.chat.conversation import ToolChoice
 from gateway.chat.parts import Part
-from gateway.errors import RequestError, ended_by, error_body
+from gateway.errors import RequestError, ended_by, error_body, unsupported
 from gateway.generation import Finish, FinishReason, GenerationRequest, Usage, parts_of
 from gateway.http.completions import streamed, unless_disconnected
 from gateway.http.events import encode_json
@@ -21,17 +21,30 @@ from gateway.http.headers import REQUEST_ID, standing_of
 from gateway.http.response_body import ResponseBody, TextOptions
 from gateway.http.response_items import COMPLETED, IN_PROGRESS, INCOMPLETE, Items
 from gateway.http.response_tools.bodies import called_tools
-from gateway.http.stored.kept import kept_for
+from gateway.http.stored.background import BackgroundResponses
+from gateway.http.stored.kept import Kept, kept_for, owner
 from gateway.http.stored.store import ResponseStore
 from gateway.pipeline import Pipeline
 from gateway.sampling_defaults import SamplingDefaults
 from wire.logs.request import about
 
 
+@dataclass(frozen=True, slots=True)
+class Keeping:
+    """Where responses are kept, and where those run that no connection waits for."""
+
+    store: ResponseStore | None = None  # None: nothing is stored
+    background: BackgroundResponses = field(default_factory=BackgroundResponses)
+
+
 async def respond(
-    body: ResponseBody, request: Request, pipeline: Pipeline, store: ResponseStore | None = None
+    body: ResponseBody, request: Request, pipeline: Pipeline, keeping: Keeping
 ) -> Response:
-    """Runs one HTTP request until its end, or until its client disconnects."""
+    """Runs one HTTP request until its end, or until its client disconnects.
+
+    In the background it runs on, and the answer says at once what it is called.
+    """
+    store = keeping.store
     given_id = request.headers.get(REQUEST_ID) or body.request_id
     kept = kept_for(body, given_id, store)
     request_id = given_id or kept.response_id
@@ -40,10 +53,20 @@ async def respond(
     wanted = replace(body.to_request(request_id, kept.earlier), standing=standing)
     model = pipeline.resolve_model(body.model).name
     head = _head(kept.response_id, model, body, pipeline.sampling_defaults)
-    for field, value in head.items():  # what is repeated must be text
-        limits.utf8(field, json.dumps(value, ensure_ascii=False))
+    for name, value in head.items():  # what is repeated must be text
+        limits.utf8(name, json.dumps(value, ensure_ascii=False))
     items = Items(called_tools(body.tools or ()))
+    if body.background:
+        head["background"] = True
+        _check_background(kept)
     answer = Answer(head | {"store": kept.store is not None}, items, kept.keep)
+    if body.background:
+        await pipeline.prepare(pipeline.sampling_defaults.fill(wanted))  # what is wrong is a 400
+        events = _events_in_background(pipeline, wanted, answer)
+        begun = keeping.background.start(owner(), answer.body, events, answer.cancel)
+        if body.stream:
+            return await streamed(request, begun.follow(None))
+        return JSONResponse(answer.body)
     if body.stream:
         return await streamed(request, _events(pipeline, wanted, answer))
     whole = await unless_disconnected(request, pipeline.complete(wanted))
@@ -86,6 +109,23 @@ class Answer:
         self._keep(self.body)  # before the client can ask for it
         return self._write(*events, {"type": f"response.{status}", "response": self.body})
 
+    def cancel(self) -> bytes:
+        """The events of an early end that its caller asked for."""
+        return self._end_early("cancelled")
+
+    def fail_in_background(self, error: RequestError) -> bytes:
+        """The events of a failure that no connection waits for: the response tells of it."""
+        inner = error_body(error)["error"]
+        self.body["error"] = {name: inner[name] for name in ("code", "message")}
+        return self._end_early("failed")
+
+    def _end_early(self, status: str) -> bytes:
+        events = self._items.close(INCOMPLETE)
+        self.body["status"] = status
+        self.body["output"] = self._items.items
+        self._keep(self.body)
+        return self._write(*events, {"type": f"response.{status}", "response": self.body})
+
     def fail(self, error: RequestError) -> bytes:
         """The event of an error after the stream has begun."""
         inner = error_body(error)["error"]
@@ -119,6 +159,32 @@ async def _events(
         if not has_begun:
             raise
         yield answer.fail(ended_by(error))
+
+
+async def _events_in_background(
+    pipeline: Pipeline, wanted: GenerationRequest, answer: Answer
+) -> AsyncGenerator[bytes, None]:
+    """The same events, begun at once; a failure is the last one."""
+    yield answer.begin()
+    try:
+        async with aclosing(pipeline.generate(wanted)) as deltas:
+            async for delta in deltas:
+                chunk = answer.add(parts_of(delta))
+                if delta.finish is not None:
+                    chunk += answer.end(delta.finish)
+                if chunk:
+                    yield chunk
+    except Exception as error:  # whatever it is, the response tells of it
+        yield answer.fail_in_background(ended_by(error))
+
+
+def _check_background(kept: Kept) -> None:
+    """Raises RequestError for a response that could not be looked at."""
+    if kept.store is None:
+        problem = (
+            "needs a store: a gateway with --store-responses, and a request without store: false"
+        )
+        raise unsupported("background", problem)
 
 
 def _usage_body(usage: Usage) -> dict[str, Any]:

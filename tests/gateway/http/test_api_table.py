@@ -47,6 +47,7 @@ ROUTES_OF = {
     "Turns of `messages": (TURNS,),
     "Beam search": (),  # words, without a table of fields
     "Token ids in and out": (),
+    "Responses in the background": (),
 }
 TURN = {"role": "user", "content": "Hello"}
 BASE: dict[str, dict[str, Any]] = {
