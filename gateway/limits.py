@@ -17,11 +17,14 @@ MAX_SCORED_DOCUMENTS = 1024  # each is two outputs
 MAX_BACKGROUND_RESPONSES = 256  # that run at once
 MAX_BACKGROUND_OF_CALLER = 64
 MAX_BACKGROUND_BYTES = 16 << 20  # of the events of those that have ended
-MAX_MESSAGES = 1024
-MAX_CONTENT_PARTS = 1024
+# Agents work for days and bring every tool they know: what a body may hold is bounded by its bytes.
+# These only keep what is made of its smallest entries in proportion.
+MAX_MESSAGES = 32768
+MAX_CONTENT_PARTS = 8192
 MAX_ROLE_BYTES = 64
-MAX_TOOLS = 128
-MAX_TOOL_CALLS = 128
+MAX_TOOLS = 4096
+MAX_TOOL_CALLS = 128  # of one turn, and of one answer
+MAX_CONTEXT_EDITS = 16
 MAX_TOOL_NAME_BYTES = 128
 MAX_TEMPLATE_KWARGS = 64
 MAX_DOCUMENTS = 1024

@@ -32,6 +32,8 @@ from gateway.leniency import notices
 
 # Names that a request cannot set, in addition to functions and special tokens.
 OWN_NAMES = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
+EFFORT, SWITCH = "reasoning_effort", "enable_thinking"  # variables of templates
+THOUGHT = "<think>"  # is in the templates of models that think
 # Marks the end of a last turn that is to be continued. No text contains it, since these code points
 # are not characters.
 END_OF_LAST_TURN = "\ufdd0\ufdd1\ufdd0"
@@ -155,7 +157,7 @@ class ChatTemplate:
             if "documents" not in variables:
                 raise unsupported("documents", "the model's chat template knows no documents")
             settings["documents"] = rendering.documents
-        settings |= _effort(rendering.reasoning_effort, variables)
+        settings |= self._effort(rendering.reasoning_effort, variables)
         for name, value in rendering.kwargs.items():
             field = f"chat_template_kwargs.{name[: notices.MOST_NAME_CHARACTERS]}"
             if name in self._own_names:
@@ -166,16 +168,23 @@ class ChatTemplate:
                 notices.ignore(field, "is no variable of the model's chat template")
         return settings
 
+    def _effort(self, effort: str | None, variables: frozenset[str]) -> dict[str, Any]:
+        """Variables for the reasoning effort.
 
-def _effort(effort: str | None, variables: frozenset[str]) -> dict[str, Any]:
-    """Variables for the reasoning effort. Raises RequestError when the template has none."""
-    if effort is None:
+        A template without any belongs to a model that has no degrees: "none" asks nothing of one
+        that does not think. Raises RequestError for one that cannot be kept from it.
+        """
+        if effort is None:
+            return {}
+        if EFFORT in variables:
+            return {EFFORT: effort}
+        if SWITCH in variables:
+            return {SWITCH: effort != "none"}
+        if effort != "none":
+            notices.ignore(EFFORT, "the model's chat template knows no reasoning")
+        elif THOUGHT in self.source:
+            raise unsupported(EFFORT, "this model thinks always")
         return {}
-    if "reasoning_effort" in variables:
-        return {"reasoning_effort": effort}
-    if "enable_thinking" in variables:
-        return {"enable_thinking": effort != "none"}
-    raise unsupported("reasoning_effort", "the model's chat template knows no reasoning")
 
 
 def _variables(environment: jinja2.Environment, source: str) -> frozenset[str]:

@@ -122,11 +122,15 @@ RESPONSE: dict[str, tuple[Any, ...]] = {
 
 # Of Anthropic's API.
 MESSAGES: dict[str, tuple[Any, ...]] = {
+    "billing_policy": ({"type": "billing_policy", "bill_to": "self"},),
+    "compaction": (),
     "container": (),
-    "context_management": ({},),
+    "fallbacks": ([],),
+    "fallback_credit_token": (),
     "inference_geo": (),
     "mcp_servers": ([],),
     "speed": ("standard",),
+    "thread": (),
 }
 MESSAGES_HARMLESS = (HARMLESS - {"metadata"}) | {"diagnostics", "user_profile_id", "workspace_id"}
 

@@ -1,16 +1,24 @@
 """Turns, tools and tool choices in OpenAI's form, and their conversion."""
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainValidator, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    PlainValidator,
+    ValidationError,
+    model_validator,
+)
 from pydantic import WithJsonSchema as JsonSchema
 
 from gateway import limits
-from gateway.chat.conversation import Message, Tool, ToolCall, ToolChoice, ToolMode
+from gateway.chat.conversation import Message, Tool, ToolCall, ToolChoice, ToolMode, ToolPlaces
 from gateway.errors import invalid, unsupported
 from gateway.http import fields
+from gateway.http.hosted_tools import HostedTool, is_hosted, left_out, refuse_choice
 from gateway.text.unicode import to_json
 
 
@@ -204,20 +212,49 @@ class ToolBody(Strict):
     type: Literal["function"]
     function: FunctionBody
 
-    def to_tool(self) -> Tool:
-        """The tool as a value of the gateway."""
+    def to_tool(self, path: str) -> Tool:
+        """The tool as a value of the gateway; `path` is its place in the body."""
         function = self.function
+        places = ToolPlaces(f"{path}.name", f"{path}.parameters")
         is_strict = bool(function.strict)
-        return Tool(function.name, function.description, function.parameters, is_strict)
+        return Tool(function.name, function.description, function.parameters, is_strict, places)
 
 
 def check_tools(tools: Any) -> Any:
-    """The tools as they are. Raises RequestError for too many, and for others than functions."""
-    check_list("tools", tools, limits.MAX_TOOLS, "function")
-    return tools
+    """The tools by their type. Raises RequestError for too many, and naming the one at fault."""
+    if not isinstance(tools, list):
+        return tools
+    check_list("tools", tools, limits.MAX_TOOLS, "function", *_hosted(tools))
+    return [_parse_tool(f"tools[{index}]", tool) for index, tool in enumerate(tools)]
 
 
-Tools = Annotated[list[ToolBody], BeforeValidator(check_tools)]
+def _hosted(tools: list[Any]) -> set[str]:
+    kinds = (tool.get("type") for tool in tools if isinstance(tool, dict))
+    return {kind for kind in kinds if isinstance(kind, str) and is_hosted(kind)}
+
+
+def _parse_tool(path: str, tool: Any) -> Any:
+    if isinstance(tool, dict) and is_hosted(tool.get("type")):
+        return left_out(path, tool)
+    try:
+        return ToolBody.model_validate(tool)
+    except ValidationError as error:
+        raise fields.refusal(error.errors()[0], path) from error
+
+
+Tools = Annotated[
+    list[ToolBody | HostedTool],
+    BeforeValidator(check_tools, json_schema_input_type=list[ToolBody]),
+]
+
+
+def to_tools(tools: Sequence[ToolBody | HostedTool]) -> tuple[Tool, ...]:
+    """The tools that the model is told of, each with its place in the body."""
+    return tuple(
+        tool.to_tool(f"tools[{index}].function")
+        for index, tool in enumerate(tools)
+        if isinstance(tool, ToolBody)
+    )
 
 
 _MODES = frozenset(mode.value for mode in ToolMode)
@@ -235,6 +272,7 @@ def parse_choice(value: Any) -> ToolChoice:
         raise invalid("tool_choice", problem)
     if value["type"] == "allowed_tools":
         return _parse_allowed(value.get("allowed_tools", value))
+    refuse_choice("tool_choice.type", value["type"])
     if value["type"] != "function":
         raise unsupported("tool_choice.type", "only 'function' is supported by this server")
     return ToolChoice(ToolMode.REQUIRED, _function_name(value))
@@ -248,8 +286,15 @@ def _parse_allowed(value: Any) -> ToolChoice:
     if mode not in ("auto", "required") or not isinstance(tools, list) or not tools:
         raise invalid(place, 'must be {"mode": "auto" or "required", "tools": [...]}')
     limits.check_count(place, len(tools), limits.MAX_TOOLS)
-    names = tuple(_function_name(tool) for tool in tools)
+    functions = [tool for tool in tools if not _is_left_out(tool)]
+    if not functions:
+        raise unsupported(place, "names only tools that would run on the server, which has none")
+    names = tuple(_function_name(tool) for tool in functions)
     return ToolChoice(ToolMode(mode), allowed=names)
+
+
+def _is_left_out(tool: Any) -> bool:
+    return isinstance(tool, Mapping) and is_hosted(tool.get("type"))
 
 
 def _function_name(value: Any) -> str:

@@ -257,12 +257,13 @@ class ResponseBody(Body):
         if LOGPROBS in (self.include or ()):
             raise unsupported("include", f"{LOGPROBS} is not supported by this server")
         choice = self.tool_choice or ToolChoice()
-        if choice.mode is ToolMode.REQUIRED and not self.tools:
+        tools = to_tools(self.tools or ())
+        if choice.mode is ToolMode.REQUIRED and not tools:
             raise invalid("tool_choice", "is only allowed with tools")
         effort = None if self.reasoning is None else self.reasoning.effort
         conversation = Conversation(
             messages=tuple(self._messages(earlier)),
-            tools=to_tools(self.tools or ()),
+            tools=tools,
             tool_choice=choice,
             parallel_tool_calls=self.parallel_tool_calls is not False,
             rendering=Rendering(kwargs=self.chat_template_kwargs or {}, reasoning_effort=effort),

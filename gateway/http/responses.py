@@ -20,7 +20,7 @@ from gateway.http.events import encode_json
 from gateway.http.headers import REQUEST_ID, standing_of
 from gateway.http.response_body import ResponseBody, TextOptions
 from gateway.http.response_items import COMPLETED, IN_PROGRESS, INCOMPLETE, Items
-from gateway.http.response_tools.bodies import called_tools
+from gateway.http.response_tools.bodies import called_tools, is_left_out
 from gateway.http.stored.background import BackgroundResponses
 from gateway.http.stored.kept import Kept, kept_for, owner
 from gateway.http.stored.store import ResponseStore
@@ -222,7 +222,7 @@ def _head(
         "temperature": own["temperature"] if body.temperature is None else body.temperature,
         "text": {"format": _format_body(body.text)},
         "tool_choice": _choice_body(body),
-        "tools": [tool.model_dump() for tool in body.tools or ()],
+        "tools": [tool.model_dump() for tool in body.tools or () if not is_left_out(tool)],
         "top_p": own["top_p"] if body.top_p is None else body.top_p,
         "truncation": "disabled",
         "usage": None,

@@ -23,7 +23,7 @@ from gateway.generation import (
 from gateway.http import fields
 from gateway.http.candidates.body import CandidateFields
 from gateway.http.events import Extras
-from gateway.http.messages import Choice, Messages, Strict, Tools
+from gateway.http.messages import Choice, Messages, Strict, Tools, to_tools
 from gateway.http.structured import (
     Forms,
     ResponseFormat,
@@ -290,7 +290,7 @@ class ChatCompletionBody(GenerationBody):
             raise invalid("tool_choice", "is only allowed with tools")
         return Conversation(
             messages=tuple(message.to_message() for message in self.messages),
-            tools=tuple(tool.to_tool() for tool in self.tools or ()),
+            tools=to_tools(self.tools or ()),
             tool_choice=choice,
             parallel_tool_calls=self.parallel_tool_calls is not False,
             include_reasoning=self.include_reasoning is not False,

@@ -22,8 +22,20 @@ _GROWING = {
 class MessageAnswer:
     """One answer: blocks of text, thinking and calls, in order."""
 
-    def __init__(self, message_id: str, model: str, max_tokens: int | None) -> None:
+    def __init__(
+        self,
+        message_id: str,
+        model: str,
+        max_tokens: int | None,
+        applied_edits: list[Event] | None = None,
+    ) -> None:
         self._max_tokens = max_tokens
+        # None: the request asked for no edits of its conversation.
+        self._edits: Event = (
+            {}
+            if applied_edits is None
+            else {"context_management": {"applied_edits": applied_edits}}
+        )
         self._content: list[Event] = []
         self._pieces: list[str] | None = None  # of the open block; None when none is open
         self.body: Event = {
@@ -35,6 +47,7 @@ class MessageAnswer:
             "stop_reason": None,
             "stop_sequence": None,
             "usage": usage_body(Usage(0, 0)),
+            **self._edits,
         }
 
     def begin(self, usage: Usage | None) -> list[Event]:
@@ -104,7 +117,7 @@ class MessageAnswer:
         self.body |= {**end, "usage": usage}
         return [
             *events,
-            {"type": "message_delta", "delta": end, "usage": usage},
+            {"type": "message_delta", "delta": end, "usage": usage, **self._edits},
             {"type": "message_stop"},
         ]
 

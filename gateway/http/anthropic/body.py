@@ -4,81 +4,39 @@ import re
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
-from gateway import limits
-from gateway.chat.conversation import Conversation, Rendering, Tool, ToolChoice, ToolMode
+from gateway.chat.conversation import Conversation, Rendering
 from gateway.errors import RequestError, invalid
 from gateway.generation import GenerationRequest, SamplingParams
 from gateway.http import fields
-from gateway.http.anthropic.blocks import Placed, System, Turns, to_turns
+from gateway.http.anthropic.blocks import (
+    Placed,
+    System,
+    Turn,
+    Turns,
+    added_tools,
+    effort_of,
+    to_turns,
+)
+from gateway.http.anthropic.edits import ContextManagement
 from gateway.http.anthropic.thinking import Thinker, ThinkingOptions
-from gateway.http.messages import Strict, check_list
+from gateway.http.anthropic.tools import ChoiceBody, Tools, to_tools
+from gateway.http.messages import Strict
 from gateway.http.schema import Body
 from gateway.structure.structure import JsonSchema
 from gateway.structure.thinking import BUDGET
 
-_MODES = {
-    "auto": ToolMode.AUTO,
-    "any": ToolMode.REQUIRED,
-    "tool": ToolMode.REQUIRED,
-    "none": ToolMode.NONE,
-}
 # What the fields of a chat are called here.
 _NAMES = (
-    (re.compile(r"(tools\[\d+\])\.function\.name"), r"\1.name"),
-    (re.compile(r"(tools\[\d+\])\.function\.parameters(.*)"), r"\1.input_schema\2"),
     (re.compile(r"stop(\[\d+\])?"), r"stop_sequences\1"),
     (re.compile(r"continue_final_message"), "messages"),
     (re.compile(r"reasoning_effort"), "output_config.effort"),
     (re.compile(BUDGET), "thinking.budget_tokens"),
 )
 _TURN = re.compile(r"messages\[(\d+)\](\..*)?")
-
-
-class CustomTool(Strict):
-    """A tool that the caller runs."""
-
-    neutral: ClassVar[fields.Neutral] = {
-        "allowed_callers": (["direct"],),
-        "defer_loading": (False,),
-        "input_examples": ([],),
-    }
-    harmless: ClassVar[Collection[str]] = fields.COPIED | {"eager_input_streaming"}
-    where: ClassVar[str | None] = "tools[]."
-
-    type: Literal["custom"] = "custom"
-    name: str
-    description: str | None = None
-    input_schema: dict[str, Any]
-    strict: bool | None = None
-
-    def to_tool(self) -> Tool:
-        """The tool as a value of the gateway."""
-        return Tool(self.name, self.description, self.input_schema, bool(self.strict))
-
-
-def _check_tools(tools: Any) -> Any:
-    check_list("tools", tools, limits.MAX_TOOLS, "custom")
-    return tools
-
-
-class ChoiceBody(Strict):
-    """Whether the model calls tools."""
-
-    where: ClassVar[str | None] = "tool_choice."
-
-    type: Literal["auto", "any", "tool", "none"]
-    name: str | None = None
-    disable_parallel_tool_use: bool | None = None
-
-    def to_choice(self) -> ToolChoice:
-        """The choice as a value of the gateway. Raises RequestError."""
-        if (self.name is not None) != (self.type == "tool"):
-            raise invalid("tool_choice.name", 'belongs to type "tool", which needs it')
-        return ToolChoice(_MODES[self.type], self.name)
 
 
 class FormatBody(Strict):
@@ -116,14 +74,16 @@ class CountBody(Body):
     messages: Turns
     model: str | None = None
     system: System | None = None
-    tools: Annotated[list[CustomTool], BeforeValidator(_check_tools)] | None = None
+    tools: Tools | None = None
     tool_choice: ChoiceBody | None = None
     thinking: ThinkingOptions | None = None
     output_config: OutputConfig | None = None
+    output_format: FormatBody | None = None
+    context_management: ContextManagement | None = None
 
-    def to_turns(self) -> list[Placed]:
-        """The turns of the chat, each with its place in the request."""
-        return to_turns(self.system, self.messages)
+    def to_turns(self, turns: list[Turn] | None = None) -> list[Placed]:
+        """The turns of the chat, each with its place in the request; others in place of its own."""
+        return to_turns(self.system, self.messages if turns is None else turns)
 
     def to_conversation(self, turns: Sequence[Placed], thinker: Thinker) -> Conversation:
         """The chat. Raises RequestError by the names of chats: see own_names()."""
@@ -131,12 +91,14 @@ class CountBody(Body):
             raise invalid("messages", "is empty")
         choice = self.tool_choice or ChoiceBody(type="auto")
         config = self.output_config or OutputConfig()
-        if choice.type in ("any", "tool") and not self.tools:
+        tools = tuple(to_tools(self.tools or (), added_tools(self.messages)))
+        if choice.type in ("any", "tool") and not tools:
             raise invalid("tool_choice", "is only allowed with tools")
-        kwargs, effort = thinker.settings(self.thinking, config.effort)
+        effort = effort_of(self.messages) or config.effort
+        kwargs, effort = thinker.settings(self.thinking, effort)
         return Conversation(
             messages=tuple(message for _, message in turns),
-            tools=tuple(tool.to_tool() for tool in self.tools or ()),
+            tools=tools,
             tool_choice=choice.to_choice(),
             parallel_tool_calls=not choice.disable_parallel_tool_use,
             include_reasoning=self.thinking is None or not self.thinking.is_hidden,
@@ -169,10 +131,6 @@ class MessagesBody(CountBody):
         if self.thinking is not None:
             budget = self.thinking.max_tokens_of(self.max_tokens)
             chat = replace(chat, max_reasoning_tokens=budget)
-        form = None if self.output_config is None else self.output_config.format
-        structure = None
-        if form is not None:
-            structure = JsonSchema("output_config.format.schema", form.schema_)
         return GenerationRequest(
             request_id,
             chat,
@@ -184,9 +142,19 @@ class MessagesBody(CountBody):
             ),
             stop=tuple(self.stop_sequences or ()),
             model=self.model,
-            structure=structure,
+            structure=self._structure(),
             counts_usage=bool(self.stream),  # a stream begins with the prompt's tokens
         )
+
+    def _structure(self) -> JsonSchema | None:
+        """The form that the text must have. Raises RequestError for two of them."""
+        form = None if self.output_config is None else self.output_config.format
+        if form is None:
+            older = self.output_format
+            return None if older is None else JsonSchema("output_format.schema", older.schema_)
+        if self.output_format is not None:
+            raise invalid("output_format", "contradicts output_config.format; send one of them")
+        return JsonSchema("output_config.format.schema", form.schema_)
 
 
 @contextmanager

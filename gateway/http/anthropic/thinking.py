@@ -4,11 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from gateway.chat.template import ChatTemplate
+from gateway.chat.conversation import EFFORTS
+from gateway.chat.template import EFFORT, SWITCH, ChatTemplate
 from gateway.errors import invalid, unsupported
 from gateway.http.messages import Strict
-
-SWITCH, EFFORT = "enable_thinking", "reasoning_effort"  # variables of chat templates
 
 
 class ThinkingOptions(Strict):
@@ -52,8 +51,10 @@ class Thinker:
     ) -> tuple[Mapping[str, Any], str | None]:
         """Variables for the chat template, and the reasoning effort.
 
-        Raises RequestError where the model cannot do what is asked.
+        Clients send an effort to every model: one that knows none is not asked for it. Raises
+        RequestError where the model cannot do what is asked.
         """
+        effort = self._known(effort)
         if asked is None or asked.type == "adaptive":
             return {}, effort
         if asked.type == "between_tools":
@@ -68,6 +69,12 @@ class Thinker:
         if not self._reads(EFFORT):
             raise unsupported("thinking.type", "this model thinks always")
         return {}, "none"
+
+    def _known(self, effort: str | None) -> str | None:
+        """The effort, if the chat template knows degrees or a switch. Raises RequestError."""
+        if effort is not None and effort not in EFFORTS:
+            raise invalid("reasoning_effort", f"must be one of {', '.join(EFFORTS)}")
+        return effort if self._reads(EFFORT) or self._reads(SWITCH) else None
 
     def _reads(self, name: str) -> bool:
         return self.template is not None and self.template.reads(name)

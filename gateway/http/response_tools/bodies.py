@@ -14,6 +14,7 @@ from gateway import limits
 from gateway.chat.conversation import Tool, ToolChoice, ToolMode, ToolPlaces
 from gateway.errors import invalid, unsupported
 from gateway.http import fields
+from gateway.http.hosted_tools import HostedTool, is_hosted, left_out
 from gateway.http.messages import Strict, check_list, parse_choice
 from gateway.http.response_tools.input_text import INPUT
 
@@ -83,6 +84,7 @@ class NamespaceTool(ResponseToolBody):
 
 
 ResponseTool = FunctionTool | TextTool | NamespaceTool
+AnyTool = ResponseTool | HostedTool
 _BODIES: Mapping[str, type[ResponseTool]] = {
     "function": FunctionTool,
     "custom": TextTool,
@@ -107,10 +109,12 @@ class CalledTool:
 Leaf = tuple[str, CalledTool, FunctionTool | TextTool]
 
 
-def _leaves(tools: Sequence[ResponseTool]) -> Iterator[Leaf]:
+def _leaves(tools: Sequence[AnyTool]) -> Iterator[Leaf]:
     """The tools that can be called, each with its place in the body."""
     for index, tool in enumerate(tools):
         path = f"tools[{index}]"
+        if isinstance(tool, HostedTool):
+            continue
         if not isinstance(tool, NamespaceTool):
             yield path, CalledTool(tool.name, None, isinstance(tool, TextTool)), tool
             continue
@@ -119,12 +123,17 @@ def _leaves(tools: Sequence[ResponseTool]) -> Iterator[Leaf]:
             yield f"{path}.tools[{place}]", called, inner
 
 
-def to_tools(tools: Sequence[ResponseTool]) -> tuple[Tool, ...]:
+def to_tools(tools: Sequence[AnyTool]) -> tuple[Tool, ...]:
     """The tools as values of the gateway."""
     return tuple(tool.to_tool(called.full_name, path) for path, called, tool in _leaves(tools))
 
 
-def called_tools(tools: Sequence[ResponseTool]) -> dict[str, CalledTool]:
+def is_left_out(tool: AnyTool) -> bool:
+    """Whether the model is not told of the tool."""
+    return isinstance(tool, HostedTool)
+
+
+def called_tools(tools: Sequence[AnyTool]) -> dict[str, CalledTool]:
     """How calls are told, by the name that the model calls."""
     return {called.full_name: called for _, called, _ in _leaves(tools)}
 
@@ -135,16 +144,23 @@ def _parse_tools(tools: Any) -> Any:
 
 def _parsed(path: str, tools: Any, kinds: Sequence[str]) -> Any:
     """Tools by their type. Raises RequestError naming the one at fault."""
-    check_list(path, tools, limits.MAX_TOOLS, *kinds)
     if not isinstance(tools, list):
         return tools
+    hosted = {kind for kind in map(_kind_of, tools) if is_hosted(kind)} if kinds is KINDS else ()
+    check_list(path, tools, limits.MAX_TOOLS, *kinds, *hosted)
     return [_parse_tool(f"{path}[{index}]", tool) for index, tool in enumerate(tools)]
 
 
-def _parse_tool(path: str, tool: Any) -> ResponseTool:
-    kind = tool.get("type") if isinstance(tool, dict) else None
+def _kind_of(tool: Any) -> Any:
+    return tool.get("type") if isinstance(tool, dict) else None
+
+
+def _parse_tool(path: str, tool: Any) -> AnyTool:
+    kind = _kind_of(tool)
     if not isinstance(kind, str):
         raise invalid(f"{path}.type", f"is missing, must be one of {', '.join(KINDS)}")
+    if is_hosted(kind):
+        return left_out(path, tool)
     if kind == "namespace":
         tool = tool | {"tools": _parsed(f"{path}.tools", tool.get("tools"), KINDS[:2])}
     if kind == "custom":
@@ -167,7 +183,7 @@ def _check_format(path: str, asked: Any) -> None:
 
 
 ResponseTools = Annotated[
-    list[FunctionTool | TextTool | NamespaceTool],
+    list[FunctionTool | TextTool | NamespaceTool | HostedTool],
     BeforeValidator(_parse_tools, json_schema_input_type=list[ResponseTool]),
 ]
 

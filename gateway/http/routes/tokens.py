@@ -12,7 +12,7 @@ from gateway.generation import check_token_ids
 from gateway.http import fields
 from gateway.http.completions import unless_disconnected
 from gateway.http.large_answers import answered
-from gateway.http.messages import Messages, Tools
+from gateway.http.messages import Messages, Tools, to_tools
 from gateway.http.schema import Body, rendering_of
 from gateway.pipeline import Pipeline
 from gateway.tokens.tokenizer import Tokenizer
@@ -51,7 +51,7 @@ class TokenizeBody(Body):
             return None
         return Conversation(
             messages=tuple(message.to_message() for message in self.messages),
-            tools=tuple(tool.to_tool() for tool in self.tools or ()),
+            tools=to_tools(self.tools or ()),
             rendering=rendering_of(self),
         )
 

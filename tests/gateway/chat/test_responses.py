@@ -247,7 +247,7 @@ async def test_a_failure_half_way_is_the_clients_error(
         ("store", {"store": True}),
         ("input[0].type", {"input": [{"type": "item_reference", "id": "a"}]}),
         ("input", {"input": []}),
-        ("tools[0].type", {"tools": [{"type": "web_search"}]}),
+        ("tools[0].type", {"tools": [{"type": "web_surch"}]}),
         ("text.format.type", {"text": {"format": {"type": "no such format"}}}),
         ("text.no_such_field", {"text": {"no_such_field": 1}}),
         ("include", {"include": ["message.output_text.logprobs"]}),
@@ -266,11 +266,56 @@ async def test_what_cannot_be_is_refused_by_name(
     assert response.json()["error"]["param"] == field
 
 
-@pytest.mark.parametrize("kind", ["local_shell", "web_search", "image_generation", "mcp"])
-async def test_tools_that_a_server_would_run_are_refused_by_name(kind: str, running: Any) -> None:
-    body = {"input": "Hello", "tools": [{"type": kind, "name": "f"}]}
-    response = await running.http.post("/v1/responses", json=body)
-    assert response.status_code == 400
-    error = response.json()["error"]
-    assert (error["param"], error["code"]) == ("tools[0].type", "unsupported_parameter")
-    assert kind in error["message"]
+HOSTED = [
+    *("web_search", "web_search_preview_2025_03_11", "file_search", "code_interpreter", "mcp"),
+    *("image_generation", "computer_use_preview", "local_shell", "shell", "apply_patch"),
+]
+
+
+@pytest.mark.parametrize("kind", HOSTED)
+async def test_tools_that_a_server_would_run_are_left_out_with_a_warning(
+    kind: str, running: Any
+) -> None:
+    function = {"type": "function", "name": "f"}
+    prompts = []
+    for tools in ([function], [{"type": kind, "external_web_access": False}, function]):
+        answered = await running.http.post("/v1/responses", json={"input": "a", "tools": tools})
+        assert answered.status_code == 200, answered.text
+        assert [tool["name"] for tool in answered.json()["tools"]] == ["f"]
+        assert (kind in answered.headers.get("x-pagewire-warning", "")) is (len(tools) == 2)
+        prompts.append(running.scheduler.prompt_of(-1))
+    assert prompts[0] == prompts[1]
+
+
+@pytest.mark.parametrize("kind", HOSTED)
+async def test_tools_that_a_server_would_run_cannot_be_forced(kind: str, running: Any) -> None:
+    tools = [{"type": kind}]
+    allowed = {"type": "allowed_tools", "mode": "required", "tools": tools}
+    for choice in ({"type": kind}, "required", allowed):
+        asked = {"input": "Hello", "tools": tools, "tool_choice": choice}
+        refused = await running.http.post("/v1/responses", json=asked)
+        assert refused.status_code == 400
+        assert refused.json()["error"]["param"].startswith("tool_choice")
+
+
+@pytest.mark.parametrize(
+    ("route", "base", "function"),
+    [
+        ("/v1/responses", {"input": "a"}, {"type": "function", "name": "f"}),
+        (
+            "/v1/chat/completions",
+            {"messages": [{"role": "user", "content": "a"}]},
+            {"type": "function", "function": {"name": "f"}},
+        ),
+    ],
+)
+async def test_strict_requests_refuse_tools_that_a_server_would_run(
+    route: str, base: Any, function: Any, start: Any, running: Any
+) -> None:
+    tools = [function, {"type": "web_search"}]
+    lenient = await running.http.post(route, json=base | {"tools": tools})
+    assert "tools[1].type" in lenient.headers["x-pagewire-warning"]
+    strict = await start(strict_requests=True)
+    refused = await strict.http.post(route, json=base | {"tools": tools})
+    assert refused.status_code == 400
+    assert refused.json()["error"]["param"] == "tools[1].type"

@@ -216,6 +216,13 @@ def test_the_effort_reaches_templates_that_know_degrees_or_a_switch(
     assert ChatTemplate(source, {}).render(Conversation(TURNS, rendering=rendering)) == text
 
 
+def test_no_effort_asks_nothing_of_a_model_that_does_not_think() -> None:
+    asked = Conversation(TURNS, rendering=Rendering(reasoning_effort="none"))
+    assert ChatTemplate("plain", {}).render(asked) == "plain"
+    with pytest.raises(RequestError, match="reasoning_effort: this model thinks always"):
+        ChatTemplate("{{ messages }}<think>", {}).render(asked)
+
+
 @pytest.mark.parametrize("field", ["reasoning_effort", "documents"])
 def test_what_the_template_has_no_use_for_is_refused_by_name(field: str) -> None:
     rendering = Rendering(**{field: "low" if field == "reasoning_effort" else ({"text": "x"},)})
