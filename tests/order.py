@@ -50,13 +50,14 @@ SLOW_FOLDERS = (
 )  # fmt: skip
 SLOW_FILES = (
     "test_api_table", "test_call_walks", "test_capacity", "test_chaos", "test_chat_terminal",
-    "test_cli", "test_client", "test_cpu_vs_transformers", "test_default_model", "test_detection",
-    "test_documented", "test_download", "test_drafter", "test_edges", "test_files", "test_grants",
-    "test_groups", "test_grpc", "test_half_characters", "test_header", "test_hypotheses",
-    "test_langchain", "test_machine", "test_metrics", "test_modules", "test_overload",
-    "test_packaging", "test_planted_moves", "test_process", "test_random_walks", "test_replay",
-    "test_resume", "test_same_text", "test_schema_walks", "test_shell", "test_slow_handshake",
-    "test_slow_readers", "test_split", "test_template", "test_tokenizer", "test_up", "test_waves",
+    "test_cli", "test_client", "test_cpu_vs_transformers", "test_default_model",
+    "test_detection", "test_documented", "test_download", "test_drafter", "test_edges",
+    "test_exact_walks", "test_files", "test_grants", "test_groups", "test_grpc",
+    "test_half_characters", "test_header", "test_hypotheses", "test_langchain", "test_machine",
+    "test_metrics", "test_modules", "test_overload", "test_packaging", "test_planted_moves",
+    "test_process", "test_random_walks", "test_replay", "test_resume", "test_same_text",
+    "test_schema_walks", "test_shell", "test_slow_handshake", "test_slow_readers", "test_split",
+    "test_template", "test_tokenizer", "test_up", "test_waves",
 )  # fmt: skip
 
 

@@ -23,6 +23,7 @@ from gateway.http.completions import answer
 from gateway.http.docs_page import page
 from gateway.http.embeddings import EmbeddingBody, embed
 from gateway.http.events import CHAT, COMPLETION
+from gateway.http.exact_bodies import ExactRoute
 from gateway.http.guards import ApiKeyGuard, BodyLimit, place
 from gateway.http.headers import REQUEST_ID
 from gateway.http.messages import field_names
@@ -120,6 +121,7 @@ def create_app(
         # Spans are made by hand: these would know nothing of queue and tokens.
         telemetry={"auto_configure": False, "tracing": False, "metrics": False, "logs": False},
     )
+    app.router.route_class = ExactRoute
     _add_layers(app, access, edge or EdgeLimits(), open_requests, is_strict=is_strict)
     if cors_origins:
         _allow_origins(app, cors_origins)

@@ -14,6 +14,7 @@ from typing import Any
 from gateway import limits
 from gateway.errors import ErrorKind, RequestError, invalid, unsupported
 from gateway.structure import keywords
+from gateway.structure.exact.numbers import is_number, read_number
 from gateway.structure.keywords import is_vendor, join
 
 MAX_NESTING = 64
@@ -22,6 +23,8 @@ MAX_TRIES = 256  # parts tried in search of the one at fault
 
 _ARRAYS = frozenset({"enum", "required"})
 _OBJECTS = keywords.ALL_MAPS | {"dependentRequired", "dependencies"}
+_BOUNDS = frozenset({"minimum", "maximum", "multipleOf"})
+_EXCLUSIVE_BOUNDS = frozenset({"exclusiveMinimum", "exclusiveMaximum"})  # flags in older drafts
 _FLAGS = frozenset({"uniqueItems", "nullable"})
 _COUNTS = frozenset({"minItems", "maxItems"})
 
@@ -71,7 +74,7 @@ def parse(text: str, place: str) -> Any:
     """Parses a schema given as text. Raises RequestError naming `place`."""
     limits.check_bytes(place, text, limits.MAX_SCHEMA_BYTES)
     try:
-        return json.loads(text)
+        return json.loads(text, parse_float=read_number)
     except (ValueError, RecursionError) as error:
         raise invalid(place, f"is not JSON: {error}") from error
 
@@ -87,8 +90,10 @@ def _check(schema: Any, place: str, depth: int, *, is_loose: bool) -> None:
         if is_loose and keyword not in keywords.KNOWN:
             continue
         _check_shape(keyword, value, join(place, keyword))
+        if not is_loose:
+            _check_bound(keyword, value, join(place, keyword))
         _check_keyword(keyword, value, schema, place)
-    for part_place, part in _parts(schema, place):
+    for part_place, part in parts_of(schema, place):
         _check(part, part_place, depth + 1, is_loose=is_loose)
 
 
@@ -110,6 +115,14 @@ def _check_shape(keyword: str, value: Any, where: str) -> None:
             is_schema = keyword == "dependencies" and not isinstance(needed, list)
             if not is_schema and not _are_names(needed):
                 raise invalid(join(where, name), "must be an array of names")
+
+
+def _check_bound(keyword: str, value: Any, where: str) -> None:
+    is_flag = isinstance(value, bool) and keyword in _EXCLUSIVE_BOUNDS
+    if keyword in _BOUNDS | _EXCLUSIVE_BOUNDS and not is_number(value) and not is_flag:
+        raise invalid(where, "must be a number")
+    if keyword == "multipleOf" and value <= 0:
+        raise invalid(where, "must be more than 0")
 
 
 def _are_names(value: Any) -> bool:
@@ -146,7 +159,7 @@ def _check_texts(value: Any, place: str) -> None:
             _check_texts(item, place)
 
 
-def _parts(schema: dict[str, Any], place: str) -> Iterator[tuple[str, Any]]:
+def parts_of(schema: dict[str, Any], place: str) -> Iterator[tuple[str, Any]]:
     """(place, schema) of the schemas inside a schema."""
     for keyword, value in schema.items():
         where = join(place, keyword)
@@ -175,7 +188,7 @@ def refusal(
     shared = {name: root[name] for name in ("$defs", "definitions") if name in root}
     tries = MAX_TRIES
     while tries and isinstance(schema, dict):
-        parts = [(where, part) for where, part in _parts(schema, place) if isinstance(part, dict)]
+        parts = [(where, part) for where, part in parts_of(schema, place) if isinstance(part, dict)]
         parts = parts[:tries]
         tries -= len(parts)
         found = find(shared | part for _, part in parts)

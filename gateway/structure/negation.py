@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from gateway.errors import unsupported
+from gateway.structure.exact.numbers import is_number
 from gateway.structure.keywords import NOTES, is_vendor, join
 
 TYPES = ("null", "boolean", "number", "string", "array", "object")
@@ -48,11 +49,11 @@ def negate(schema: Any, place: str) -> Any:
 
 def _negations(keyword: str, value: Any, place: str) -> list[Any]:
     """The kinds of values that break one keyword."""
-    if keyword in _BOUNDS and type(value) in (int, float):
+    if keyword in _BOUNDS and is_number(value):
         kind, opposite, step = _BOUNDS[keyword]
         if opposite in ("maxLength", "maxItems") and value + step < 0:
             return []
-        return [{"type": kind, opposite: value + step}]
+        return [{"type": kind, opposite: value + step if step else value}]
     rule = _RULES.get(keyword)
     if rule is None:
         raise unsupported(place, "cannot be negated: not supported here in a schema")
@@ -112,7 +113,7 @@ def other_than(values: Sequence[Any], place: str) -> dict[str, Any]:
     texts = [value for value in values if isinstance(value, str)]
     if texts:
         rules.append({"pattern": f"^({'|'.join(_other_texts(texts, place))})$"})
-    numbers = [value for value in values if type(value) in (int, float)]
+    numbers = [value for value in values if is_number(value)]
     if numbers:
         rules.append({"anyOf": list(_gaps(numbers))})
     for value in values:

@@ -11,10 +11,12 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any
 
 from gateway.errors import RequestError, invalid, unsupported
 from gateway.structure import keywords
+from gateway.structure.exact.numbers import BOUNDS, is_number
 from gateway.structure.keywords import join
 from gateway.structure.negation import negate
 
@@ -227,6 +229,9 @@ def _is_held(keyword: str, value: Any) -> bool:
     """Whether a keyword of a loose schema can be held, as far as its name tells."""
     if keyword == "format":
         return isinstance(value, str) and value not in keywords.OTHER_FORMATS
+    if keyword in BOUNDS | {"multipleOf"}:
+        is_flag = isinstance(value, bool) and keyword.startswith("exclusive")
+        return is_flag or (is_number(value) and (keyword in BOUNDS or value > 0))
     return keyword in keywords.KNOWN
 
 
@@ -309,8 +314,8 @@ def _canonical(value: Any) -> str:
 
 
 def _whole(text: str) -> int | float:
-    number = float(text)
-    return int(number) if number.is_integer() else number
+    number = Decimal(text)
+    return int(number) if number == number.to_integral_value() else float(text)
 
 
 def _is_of(value: Any, kind: str) -> bool:
@@ -319,7 +324,7 @@ def _is_of(value: Any, kind: str) -> bool:
     if kind == "integer":
         return isinstance(value, int) or (isinstance(value, float) and value.is_integer())
     found = {str: "string", int: "number", float: "number", list: "array", dict: "object"}
-    return found[type(value)] == kind
+    return any(found[known] == kind for known in found if isinstance(value, known))
 
 
 def _rows(values: Sequence[Any], fewest: int, most: float) -> Iterator[Sequence[Any]]:

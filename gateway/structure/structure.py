@@ -7,7 +7,7 @@ guaranteed.
 import json
 import re
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from llguidance import LLMatcher, regex_to_lark
 from llguidance.gbnf_to_lark import gbnf_to_lark
@@ -15,7 +15,11 @@ from llguidance.gbnf_to_lark import gbnf_to_lark
 from gateway import limits
 from gateway.errors import ErrorKind, RequestError, invalid, unsupported
 from gateway.structure import json_schema
+from gateway.structure.exact.grammar import exact_grammar, rounds, without_rounded
 from gateway.structure.rewriting import rewrite
+
+if TYPE_CHECKING:
+    from llguidance._lib import JsonCompileOptions
 
 # A line break with indentation, or a few blanks: covers common layouts, but is bounded. With
 # unbounded blanks a small model may write them forever.
@@ -49,16 +53,23 @@ class JsonSchema:
 
     def grammar_of(self, schema: Any) -> str:
         """The grammar of a schema, or of a part of it. Raises RequestError if it is no JSON."""
-        whitespace = DEFAULT_WHITESPACE if self.whitespace is None else self.whitespace
+        blanks = DEFAULT_WHITESPACE if self.whitespace is None else self.whitespace
+        options: JsonCompileOptions = {
+            "whitespace_pattern": blanks or None,
+            "whitespace_flexible": bool(blanks),
+            "json_allowed_escapes": ESCAPES,
+        }
         rewritten = rewrite(schema, self.place, is_loose=self.is_loose)
+        if rounds(rewritten):
+            try:
+                return exact_grammar(rewritten, schema, self.place, options, blanks)
+            except RequestError:
+                if not self.is_loose:
+                    raise
+            rewritten = without_rounded(rewritten)
         try:
             return LLMatcher.grammar_from_json_schema(
-                json.dumps(rewritten, ensure_ascii=False),
-                overrides={
-                    "whitespace_pattern": whitespace or None,
-                    "whitespace_flexible": bool(whitespace),
-                    "json_allowed_escapes": ESCAPES,
-                },
+                json.dumps(rewritten, ensure_ascii=False), overrides=options
             )
         except (ValueError, RecursionError) as error:
             raise invalid(self.place, f"is no schema: {error}") from error

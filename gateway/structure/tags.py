@@ -11,6 +11,7 @@ from typing import Any
 
 from gateway import limits
 from gateway.errors import invalid, unsupported
+from gateway.structure.exact.numbers import read_number
 from gateway.structure.structure import ContextFree, JsonSchema, Regex, Structure
 from gateway.structure.writing import named_grammar, pattern_of
 
@@ -293,7 +294,7 @@ def parse(text: str, place: str) -> Mapping[str, Any]:
     """A description from its JSON text. Raises RequestError naming `place`."""
     limits.check_bytes(place, text, limits.MAX_SCHEMA_BYTES)
     try:
-        value = json.loads(text)
+        value = json.loads(text, parse_float=read_number)
     except (ValueError, RecursionError) as error:
         raise invalid(place, f"is not JSON: {error}") from error
     if not isinstance(value, dict):

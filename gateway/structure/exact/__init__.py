@@ -1,0 +1,1 @@
+"""Grammars of schemas whose numbers the grammar library would round."""

@@ -1,0 +1,133 @@
+"""Numbers of schemas are held to the last digit, or refused by their place."""
+
+import json
+import random
+from decimal import Decimal
+from fractions import Fraction
+from typing import Any
+
+import jsonschema
+import numpy as np
+import pytest
+import tokenizers
+from jsonschema import validators
+
+from gateway.errors import ErrorKind, RequestError
+from gateway.structure.exact.numbers import read_number
+from gateway.structure.structure import JsonSchema
+from tests.exact_schemas import Maker
+from tests.worker_svc.spelling import EOS, VOCAB_SIZE, make_tokenizer
+from wire.grammar import BadGrammar, Matcher, Vocabulary, new_matcher, read_vocabulary
+
+NUM_SCHEMAS = 500
+MAX_TOKENS = 400
+REFUSED = (ErrorKind.INVALID, ErrorKind.UNSUPPORTED)
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> tokenizers.Tokenizer:
+    return make_tokenizer()
+
+
+@pytest.fixture(scope="module")
+def vocabulary(tokenizer: tokenizers.Tokenizer) -> Vocabulary:
+    return read_vocabulary(tokenizer.to_str(), VOCAB_SIZE, [EOS])
+
+
+@pytest.fixture(scope="module")
+def closing(tokenizer: tokenizers.Tokenizer) -> list[int]:
+    """Tokens that bring an output closer to its end."""
+    return [EOS, *(tokenizer.token_to_id(character) for character in '"}],01')]
+
+
+def exactly(text: str) -> Any:
+    """A JSON text with fractions in place of floats."""
+    return json.loads(text, parse_float=lambda number: Fraction(Decimal(number)))
+
+
+def is_integer(_: object, value: Any) -> bool:
+    is_whole = isinstance(value, Fraction) and value.denominator == 1
+    return is_whole or (isinstance(value, int) and not isinstance(value, bool))
+
+
+def is_multiple(_: object, step: Any, value: Any, __: object) -> Any:
+    is_number = isinstance(value, (int, Fraction)) and not isinstance(value, bool)
+    if is_number and (Fraction(value) / Fraction(step)).denominator != 1:
+        yield jsonschema.ValidationError(f"{value} is no multiple of {step}")
+
+
+Validator = validators.extend(
+    jsonschema.Draft202012Validator,
+    {"multipleOf": is_multiple},
+    type_checker=jsonschema.Draft202012Validator.TYPE_CHECKER.redefine("integer", is_integer),
+)
+
+
+def spelled(value: Any) -> str:
+    """A value as compact JSON, decimals digit by digit."""
+    if isinstance(value, Decimal):
+        return format(value, "f")
+    if isinstance(value, float):
+        return format(Decimal(repr(value)), "f")
+    if isinstance(value, list):
+        return f"[{','.join(map(spelled, value))}]"
+    if isinstance(value, dict):
+        members = (f"{spelled(name)}:{spelled(part)}" for name, part in value.items())
+        return f"{{{','.join(members)}}}"
+    return json.dumps(value, ensure_ascii=False)
+
+
+def walk(matcher: Matcher, closing: list[int], dice: random.Random) -> list[int] | None:
+    """The tokens of one output; None if it does not end soon."""
+    token_ids: list[int] = []
+    while len(token_ids) < MAX_TOKENS:
+        mask = np.frombuffer(matcher.compute_bitmask(), np.uint8)
+        assert not matcher.is_error(), matcher.get_error()
+        allowed = np.unpackbits(mask, bitorder="little").view(bool)
+        choices = [token_id for token_id in closing if allowed[token_id]]
+        if not choices or dice.random() < 0.4:
+            choices = np.flatnonzero(allowed).tolist()
+        token_id = dice.choice(choices)
+        if token_id == EOS:
+            return token_ids
+        token_ids.append(token_id)
+        assert matcher.consume_token(token_id), matcher.get_error()
+    return None
+
+
+def accepts(matcher: Matcher, tokenizer: tokenizers.Tokenizer, text: str) -> bool:
+    token_ids = tokenizer.encode(text, add_special_tokens=False).ids
+    return matcher.try_consume_tokens(token_ids) == len(token_ids) and matcher.is_accepting()
+
+
+def matcher_of(vocabulary: Vocabulary, schema: Any) -> Matcher | None:
+    """What follows a schema; None: it was refused by a place."""
+    try:
+        return new_matcher(vocabulary, JsonSchema("schema", schema).to_grammar())
+    except RequestError as error:
+        assert error.kind in REFUSED and str(error).startswith("schema"), str(error)
+    except BadGrammar as error:  # the gateway finds its place
+        assert "oneOf" in str(error), str(error)
+    return None
+
+
+def test_numbers_that_doubles_round_are_exact_or_refused_by_their_place(
+    vocabulary: Vocabulary, tokenizer: tokenizers.Tokenizer, closing: list[int]
+) -> None:
+    maker, dice, num_refused, num_open = Maker(1), random.Random(2), 0, 0
+    for _ in range(NUM_SCHEMAS):
+        schema, value = maker.root()
+        text = json.dumps(schema)
+        matcher = matcher_of(vocabulary, json.loads(text, parse_float=read_number))
+        if matcher is None:
+            num_refused += 1
+            continue
+        validator = Validator(exactly(text))
+        validator.validate(exactly(spelled(value)))
+        assert accepts(matcher.deep_copy(), tokenizer, spelled(value)), (schema, value)
+        token_ids = walk(matcher, closing, dice)
+        if token_ids is None:
+            num_open += 1
+            continue
+        validator.validate(exactly(tokenizer.decode(token_ids, skip_special_tokens=False)))
+    assert num_refused <= NUM_SCHEMAS // 5 and num_open <= NUM_SCHEMAS // 10
