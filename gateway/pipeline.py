@@ -165,7 +165,7 @@ class Pipeline:
                 finish = delta.finish
                 if finish is not None:
                     self.link.close(live)  # at a stop string the scheduler must be stopped
-                    meter.finished(finish, self._clock())
+                    meter.finished(finish, self._clock(), live.submitted_s, live.admitted_s)
                     if not request.resume_token_ids:
                         timings = meter.timings(live.queue_s, self._clock())
                         delta = delta._replace(finish=replace(finish, timings=timings))

@@ -95,6 +95,13 @@ class GatewayScrape:
         for reason in declared.FINISH_REASONS:
             ended.add_metric([model_name, reason], totals[cells[reason]])
         yield ended
+        engine, named = self._readiness.engine, declared.VLLM_PREEMPTIONS
+        preemptions = CounterMetricFamily(named.name, named.text, labels=named.labels)
+        preemptions.add_metric([model_name], float(engine.num_preemptions))
+        yield preemptions
+        if engine.steps_by_size:
+            sizes_of_steps = engine.steps_by_size, float(engine.num_step_tokens)
+            yield book.histogram(declared.VLLM_ITERATIONS, [model_name], *sizes_of_steps)
         usage = declared.VLLM_KV_USAGE
         shown = GaugeMetricFamily(usage.name, usage.text, labels=usage.labels)
         shown.add_metric([model_name], kv.usage)

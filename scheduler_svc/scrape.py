@@ -11,7 +11,6 @@ from scheduler_svc.engine import Engine
 from scheduler_svc.group import WorkerGroup
 from scheduler_svc.metrics import declared
 from scheduler_svc.metrics.counts import SchedulerCounts
-from scheduler_svc.metrics.declared import phase_label
 from wire.metrics.book import Book
 from wire.metrics.exposition import process_metrics
 from wire.metrics.grpc_calls import declared_calls
@@ -183,15 +182,7 @@ class SchedulerScrape:
         model = self._engine.model
         if model is None:
             return
-        for other, phase in declared.VLLM_PHASES.items():
-            series = (phase_label(phase),)
-            yield from counts.book.read_as(totals, declared.PHASES, other, [model.model], series)
-        preemptions = CounterMetricFamily(
-            declared.VLLM_PREEMPTIONS, "Times that a request lost its slot.", labels=["model_name"]
-        )
         cores = [group.core for group in self._engine.groups if group.core is not None]
-        preemptions.add_metric([model.model], sum(core.view.num_preemptions for core in cores))
-        yield preemptions
         if self._engine.config.speculative_config is not None:
             yield from _drafts_as_vllm(model.model, cores)
 

@@ -47,6 +47,8 @@ def status_of(engine: Engine, *, foresees: bool = True) -> scheduler_pb2.GetStat
         stands_by=engine.stands_by,
         target_itl_ms=engine.config.target_itl_ms or 0.0,
         speculation=_speculation(engine),
+        steps_by_size=engine.counts.step_sizes.counts,
+        num_step_tokens=int(engine.counts.step_sizes.total),
         groups=[_group(group, foresees) for group in engine.groups],
     )
     if named is not None:

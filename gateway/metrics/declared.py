@@ -56,6 +56,8 @@ TTFT = _P + "time_to_first_token_seconds"
 ITL = _P + "inter_token_latency_seconds"
 TPOT = _P + "time_per_output_token_seconds"
 E2E = _P + "request_seconds"
+QUEUE, PREFILL = _P + "request_queue_seconds", _P + "request_prefill_seconds"
+DECODE, INFERENCE = _P + "request_decode_seconds", _P + "request_inference_seconds"
 LOSSES = _P + "scheduler_losses_total"
 HTTP = _P + "http_responses_total"
 
@@ -77,6 +79,10 @@ OWN = (
     histogram(ITL, "Seconds between two messages with tokens of an output."),
     histogram(TPOT, "Seconds per token after the first, once per output of two or more."),
     histogram(E2E, "Seconds from a request's arrival to its end, whatever that was."),
+    histogram(QUEUE, "Seconds that an output waited for its first turn."),
+    histogram(PREFILL, "Seconds from an output's first turn to its first token."),
+    histogram(DECODE, "Seconds from an output's first token to its end."),
+    histogram(INFERENCE, "Seconds from an output's first turn to its end."),
     counter(LOSSES, "Streams to the scheduler that broke."),
 )
 HTTP_RESPONSES = Declared(
@@ -112,9 +118,17 @@ VLLM = {
     _like(_H, "time_per_output_token_seconds", "Between tokens, by vLLM's older name."): ITL,
     _like(_H, "request_time_per_output_token_seconds", "Per token, by output."): TPOT,
     _like(_H, "e2e_request_latency_seconds", "Arrival to end."): E2E,
+    _like(_H, "request_queue_time_seconds", "Waited for its first turn."): QUEUE,
+    _like(_H, "request_prefill_time_seconds", "First turn to first token."): PREFILL,
+    _like(_H, "request_decode_time_seconds", "First token to end."): DECODE,
+    _like(_H, "request_inference_time_seconds", "First turn to end."): INFERENCE,
 }
 VLLM_SUCCESS = _like(_C, "request_success_total", "Outputs that ended.", "finished_reason")
 VLLM_KV_USAGE = _like(_G, "kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1.")
+VLLM_PREEMPTIONS = _like(_C, "num_preemptions_total", "Times that a request lost its slot.")
+VLLM_ITERATIONS = Declared(
+    _H, "vllm:iteration_tokens_total", "Tokens of a step that computed any.", _MODEL, bounds=TOKENS
+)
 VLLM_CACHE_CONFIG = Declared(
     _G,
     "vllm:cache_config_info",

@@ -21,6 +21,10 @@ class RequestMetrics:
         self._running_at, self._waiting_at = at(declared.RUNNING), at(declared.WAITING)
         self.ttft, self.itl = self._buckets(book, declared.TTFT), self._buckets(book, declared.ITL)
         self.tpot, self.e2e = self._buckets(book, declared.TPOT), self._buckets(book, declared.E2E)
+        self.queue = self._buckets(book, declared.QUEUE)
+        self.prefill = self._buckets(book, declared.PREFILL)
+        self.decode = self._buckets(book, declared.DECODE)
+        self.inference = self._buckets(book, declared.INFERENCE)
         self.prompt_sizes = self._buckets(book, declared.REQUEST_PROMPT_TOKENS)
         self.output_sizes = self._buckets(book, declared.REQUEST_OUTPUT_TOKENS)
         self._http = {
@@ -94,7 +98,13 @@ class OutputMeter:
             metrics.itl.observe(now_s - self._last_s)
         self._last_s = now_s
 
-    def finished(self, finish: Finish, now_s: float) -> None:
+    def finished(
+        self,
+        finish: Finish,
+        now_s: float,
+        submitted_s: float | None = None,
+        admitted_s: float | None = None,
+    ) -> None:
         """Counts the end; call it before it is passed on."""
         metrics = self._metrics
         self.admitted(finish.usage.num_prompt_tokens, finish.usage.num_cached_tokens)
@@ -103,6 +113,17 @@ class OutputMeter:
         metrics.output_sizes.observe(finish.usage.num_completion_tokens)
         if self._per_token_s is not None:
             metrics.tpot.observe(self._per_token_s)
+        if submitted_s is not None and admitted_s is not None:
+            self._computed(submitted_s, admitted_s, now_s)
+
+    def _computed(self, submitted_s: float, admitted_s: float, now_s: float) -> None:
+        """Counts where the time of an output went."""
+        metrics = self._metrics
+        metrics.queue.observe(admitted_s - submitted_s)
+        metrics.inference.observe(now_s - admitted_s)
+        if self._first_s is not None:
+            metrics.prefill.observe(self._first_s - admitted_s)
+            metrics.decode.observe(now_s - self._first_s)
 
     def timings(self, queue_s: float | None, now_s: float) -> OutputTimings:
         """Where the output's time went so far."""

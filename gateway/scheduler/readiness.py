@@ -57,6 +57,15 @@ class KvCache:
         return 1 - self.num_free_blocks / self.num_blocks if self.num_blocks else 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class EngineCounts:
+    """Counts that only the scheduler has, as of its last answer."""
+
+    num_preemptions: int = 0
+    steps_by_size: tuple[int, ...] = ()  # by the bounds of TOKENS; empty: not told
+    num_step_tokens: int = 0
+
+
 Listener = Callable[[Readiness], Awaitable[None]]
 
 
@@ -82,6 +91,7 @@ class ReadinessWatch:
         self._is_draining = False
         self._warned_of = ""  # version of llguidance
         self.kv_cache = KvCache()
+        self.engine = EngineCounts()
         self._max_num_seqs = 0  # unknown
         self.current = Readiness(False, "the scheduler has not answered yet", None)
 
@@ -164,6 +174,8 @@ class ReadinessWatch:
             return Readiness(False, wrong_version, None)
         self._max_num_seqs = status.max_num_seqs
         self.kv_cache = KvCache(status.num_blocks, status.num_free_blocks, status.block_size)
+        sizes = tuple(status.steps_by_size)
+        self.engine = EngineCounts(status.num_preemptions, sizes, status.num_step_tokens)
         if not status.HasField("model"):
             model = self.current.model if self._link.is_handing_over else None
             return Readiness(False, "no worker has attached yet", model, status.reason)

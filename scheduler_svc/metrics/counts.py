@@ -44,6 +44,7 @@ class SchedulerCounts:
             kind: book.buckets(row, declared.STEPS, kind) for kind in declared.STEP_KINDS
         }
         self._step_tokens = book.cells(declared.STEP_TOKENS)
+        self.step_sizes = book.buckets(row, declared.STEP_SIZES)
         self._grants_at = book.at(declared.GRANTS)
         self._granted_steps_at = book.at(declared.GRANTED_STEPS)
         self._cuts_at, self._skipped_at = book.at(declared.CUTS), book.at(declared.SKIPPED_STEPS)
@@ -96,3 +97,5 @@ class SchedulerCounts:
             kind = PREFILL if num_prefill == num_tokens else MIXED
         self._steps[kind].observe(duration_s)
         self.row[self._step_tokens[kind]] += num_tokens
+        if num_tokens:
+            self.step_sizes.observe(num_tokens)

@@ -7,7 +7,7 @@ import grpc
 from scheduler_svc.core import FinishReason
 from scheduler_svc.core.request.timeline import Phase
 from scheduler_svc.core.step.draft import Counters
-from wire.metrics.declared import SECONDS, Declared, MetricKind, counter, histogram
+from wire.metrics.declared import SECONDS, TOKENS, counter, histogram
 
 # A step of a small model on a GPU takes half a millisecond, one of a full prompt on a CPU minutes.
 STEP_SECONDS = (
@@ -35,6 +35,7 @@ _P = "pagewire_scheduler_"
 REQUESTS, REFUSALS = _P + "requests_total", _P + "refusals_total"
 E2E, PHASES = _P + "request_seconds", _P + "request_phase_seconds"
 STEPS, STEP_TOKENS = _P + "step_seconds", _P + "step_tokens_total"
+STEP_SIZES = _P + "step_size_tokens"
 GRANTS, GRANTED_STEPS = _P + "grants_total", _P + "granted_steps_total"
 CUTS, SKIPPED_STEPS = _P + "cuts_total", _P + "skipped_steps_total"
 TENANT_REQUESTS = _P + "tenant_requests_total"
@@ -61,6 +62,7 @@ OWN = (
         is_sparse=True,
     ),
     counter(STEP_TOKENS, "Tokens that steps computed.", "kind", STEP_KINDS),
+    histogram(STEP_SIZES, "Tokens of a step that computed any.", bounds=TOKENS),
     counter(GRANTS, "Frames that granted several decode steps at once."),
     counter(GRANTED_STEPS, "Steps in these."),
     counter(CUTS, "Grants that were to be cut short, since something had changed."),
@@ -68,18 +70,6 @@ OWN = (
 )
 
 
-def _vllm_time(name: str, text: str) -> Declared:
-    return Declared(
-        MetricKind.HISTOGRAM, f"vllm:request_{name}", text, ("model_name",), bounds=SECONDS
-    )
-
-
-VLLM_PHASES = {
-    _vllm_time("queue_time_seconds", "Waited for its first turn."): Phase.QUEUE,
-    _vllm_time("prefill_time_seconds", "Ran before its first token."): Phase.PREFILL,
-    _vllm_time("decode_time_seconds", "Ran, token by token."): Phase.DECODE,
-}
-VLLM_PREEMPTIONS = "vllm:num_preemptions_total"
 VLLM_DRAFTS: tuple[tuple[str, str, Callable[[Counters], int]], ...] = (
     ("vllm:spec_decode_num_drafts_total", "Drafts verified.", lambda c: c.num_drafts),
     (

@@ -38,6 +38,16 @@ class Buckets:
         row[self._at + bisect_left(self._bounds, value)] += 1.0
         row[self._sum_at] += value
 
+    @property
+    def counts(self) -> list[int]:
+        """Values counted in each bucket, the last one without a bound."""
+        return [int(count) for count in self._row[self._at : self._sum_at]]
+
+    @property
+    def total(self) -> float:
+        """The sum of the values."""
+        return self._row[self._sum_at]
+
 
 class Book:
     """The layout of a row: the same declarations always give the same."""
@@ -101,6 +111,16 @@ class Book:
         one, family = self._by_name[name], _empty(other)
         self._add(family, one, series, totals, labels)
         yield family
+
+    @staticmethod
+    def histogram(
+        other: Declared, labels: Sequence[str], counts: Sequence[float], total: float
+    ) -> Metric:
+        """A histogram whose buckets another process has counted, by the bounds of `other`."""
+        family = _empty(other)
+        assert isinstance(family, HistogramMetricFamily)
+        family.add_metric(labels, _cumulated(other.bounds, counts), total)
+        return family
 
     def _family(self, one: Declared, totals: Sequence[float]) -> Iterator[Metric]:
         family = _empty(one)
