@@ -12,7 +12,7 @@ import grpc
 import uvloop
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from pagewire.v1 import debug_pb2_grpc, fleet_pb2_grpc, live_pb2_grpc, scheduler_pb2_grpc
+from pagewire.v1 import debug_pb2_grpc, fleet_pb2_grpc, live_pb2_grpc
 from scheduler_svc.config import ServiceConfig, parse
 from scheduler_svc.debug import DebugService
 from scheduler_svc.discovery.fleet import Fleet
@@ -24,7 +24,7 @@ from scheduler_svc.metrics.counts import SchedulerCounts
 from scheduler_svc.observe.request_spans import RequestSpans
 from scheduler_svc.scrape import SERVICES as SCRAPED_SERVICES
 from scheduler_svc.scrape import SchedulerScrape, make_book
-from scheduler_svc.service import SchedulerService
+from scheduler_svc.service import SchedulerService, add_to_server
 from scheduler_svc.standby.watch import Standby
 from scheduler_svc.worker.link import FencedOut, open_channel
 from wire.aio.server import aio_server
@@ -154,7 +154,7 @@ def _servers(
         interceptors.append(AioAccessInterceptor(access))
     interceptors.append(RequestCheck())
     server = aio_server(SERVER_OPTIONS, interceptors)
-    scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(service, server)
+    add_to_server(service, server)
     debug_pb2_grpc.add_DebugServiceServicer_to_server(DebugService(engine), server)
     fleet_pb2_grpc.add_FleetServiceServicer_to_server(FleetService(fleet), server)
     live_pb2_grpc.add_LiveServiceServicer_to_server(LiveService(engine), server)

@@ -3,49 +3,43 @@
 One table maps errors to gRPC statuses.
 """
 
-import asyncio
-import contextlib
 import logging
 import os
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Sized
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
 
 import grpc
 import numpy as np
 from numpy.typing import NDArray
 
 from pagewire.v1 import scheduler_pb2, scheduler_pb2_grpc, types_pb2
-from scheduler_svc.clients.outbox import Outbox, Parcel, RequestEnd
+from scheduler_svc.clients.outbox import Outbox, RequestEnd
 from scheduler_svc.clients.refused_call import RefusedCall
 from scheduler_svc.containment import cause_of, message_of
 from scheduler_svc.convert import (
     FINISH_REASONS,
     ClientRequest,
     Origin,
-    to_finished,
-    to_prompt_output,
     to_request,
     to_token_logprobs,
-    to_tokens,
     to_usage,
 )
 from scheduler_svc.core import Policy, RefusalKind, Refused
 from scheduler_svc.engine import Engine, Failed, NotReady, QueueFull
 from scheduler_svc.sampling import BadSampling
+from scheduler_svc.session import SHUTTING_DOWN, STANDS_BY, SessionContext, Sessions
 from scheduler_svc.status import status_of
-from wire.columns import BadColumn, unpack
 from wire.logs.request import LoggedRequest
 from wire.prompt_outputs import HiddenMean
-from wire.requests.numbers import BadNumber, check_numbers
-from wire.tracing.context import context_from_proto, context_of
+from wire.sealed import sealing
+from wire.tracing.context import context_of
 
+SERVICE_NAME = "pagewire.v1.SchedulerService"
 MAX_REQUEST_ID_BYTES = 256
-SHUTTING_DOWN = "this scheduler is shutting down"
-STANDS_BY = "this scheduler stands by for another one"
 SHUT_DOWN = "this scheduler has shut down before the output ended"
 NO_WORKER = "no worker has attached yet; GetStatus says why"  # clients of a gateway read this too
-MAX_REFUSALS = 1024  # of one session, not yet sent
 _REFUSALS = {
     RefusalKind.INVALID: grpc.StatusCode.INVALID_ARGUMENT,
     RefusalKind.DUPLICATE: grpc.StatusCode.ALREADY_EXISTS,
@@ -55,12 +49,6 @@ _REFUSALS = {
 logger = logging.getLogger(__name__)
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
 
-# Messages of a gateway's stream other than its tokens, in order; None ends it.
-_Notices = asyncio.Queue[scheduler_pb2.SessionResponse | None]
-
-SessionContext = grpc.aio.ServicerContext[
-    scheduler_pb2.SessionRequest, scheduler_pb2.SessionResponse
-]
 GenerateContext = grpc.aio.ServicerContext[
     scheduler_pb2.SchedulerServiceGenerateRequest, scheduler_pb2.SchedulerServiceGenerateResponse
 ]
@@ -72,141 +60,39 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._is_draining = False
-        self._open: dict[int, Sized] = {}  # requests by client; those of one call have a list
+        self.sessions = Sessions(engine, self._submit)
         self._calls: dict[int, Outbox] = {}  # by client: one call per request
-        self._notices: dict[int, _Notices] = {}  # by client: of each gateway's stream
+        self._called: dict[int, list[str]] = {}  # by client: the request of each call
 
     # --- the end of the process ------------------------------------------------------------------
 
     @property
     def num_open(self) -> int:
         """Requests whose end has not been sent."""
-        return sum(map(len, self._open.values()))
+        return self.sessions.num_open + sum(map(len, self._called.values()))
 
     def drain(self) -> None:
         """Refuses new requests from now on, and tells gateways, which keep them for the next."""
         if not self._is_draining:
             self._is_draining = True
-            self._notify(scheduler_pb2.SessionResponse(draining=True))
+            self.sessions.drain()
 
     def end_calls(self) -> None:
         """Ends all calls with UNAVAILABLE; gateways continue theirs on the next scheduler."""
         self.drain()
-        self._notify(None)
+        self.sessions.end()
         for outbox in self._calls.values():
             outbox.close()
-
-    def _notify(self, notice: scheduler_pb2.SessionResponse | None) -> None:
-        for notices in self._notices.values():
-            with contextlib.suppress(asyncio.QueueFull):  # the end of the server ends it, too
-                notices.put_nowait(notice)
 
     # --- one stream per gateway ------------------------------------------------------------------
 
     async def Session(
         self, request_iterator: AsyncIterator[scheduler_pb2.SessionRequest], context: SessionContext
-    ) -> AsyncIterator[scheduler_pb2.SessionResponse]:
+    ) -> AsyncGenerator[scheduler_pb2.SessionResponse, None]:
         """Serves a gateway until its stream ends, then aborts its remaining requests."""
-        if self._engine.stands_by:
-            yield scheduler_pb2.SessionResponse(draining=True)  # so nothing is submitted here
-            await context.abort(grpc.StatusCode.UNAVAILABLE, STANDS_BY)
-        client, outbox = self._engine.open_client()
-        live: dict[int, str] = {}  # handle to request id
-        self._open[client] = live
-        # Bounded: a client that reads no refusals is not read either.
-        notices: _Notices = asyncio.Queue(MAX_REFUSALS)
-        self._notices[client] = notices
-        if self._is_draining:
-            notices.put_nowait(scheduler_pb2.SessionResponse(draining=True))
-        reading = asyncio.create_task(
-            self._read_session(request_iterator, client, live, notices.put)
-        )
-        taking = asyncio.create_task(outbox.take())
-        noticing = asyncio.create_task(notices.get())
-        try:
-            while not reading.done():
-                done, _ = await asyncio.wait(
-                    {reading, taking, noticing}, return_when=asyncio.FIRST_COMPLETED
-                )
-                if noticing in done:
-                    if (notice := noticing.result()) is None:
-                        await context.abort(grpc.StatusCode.UNAVAILABLE, SHUTTING_DOWN)
-                    yield notice
-                    noticing = asyncio.create_task(notices.get())
-                if taking in done:
-                    parcel = taking.result()
-                    taking = asyncio.create_task(outbox.take())
-                    yield self._to_response(parcel, live)
-        finally:
-            del self._open[client], self._notices[client]
-            self._engine.close_client(client, live.values())
-            for task in (taking, noticing, reading):
-                task.cancel()
-            await asyncio.gather(taking, noticing, reading, return_exceptions=True)
-
-    def _to_response(self, parcel: Parcel, live: dict[int, str]) -> scheduler_pb2.SessionResponse:
-        """A parcel as a message; what cannot be converted ends its own request alone."""
-        response = to_tokens(parcel.handles, parcel.token_ids, parcel.logprobs)
-        for prompt_output in parcel.prompt_outputs:
-            try:
-                response.prompt_outputs.append(to_prompt_output(prompt_output))
-            except Exception as error:
-                request_id = live.pop(prompt_output.owner, None)
-                about = LoggedRequest(
-                    request_id or "", self._engine.spans.trace_id(request_id or "")
-                )
-                problem = "a prompt's outputs are not told: %s"
-                logger.error(problem, cause_of(error), extra=about.extra)
-                if request_id is not None:
-                    self._engine.abort(request_id)
-                    refusal = RefusedCall(grpc.StatusCode.INTERNAL, message_of(error))
-                    response.finished.append(refusal.to_finished(prompt_output.owner))
-        for admission in parcel.admitted:
-            response.admitted.add(
-                handle=admission.handle, cached_tokens=admission.num_cached_tokens
-            )
-        for ended in parcel.ended:
-            live.pop(ended.finished.request.handle, None)
-            response.finished.append(to_finished(ended.finished, ended.status_code))
-        return response
-
-    async def _read_session(
-        self,
-        requests: AsyncIterator[scheduler_pb2.SessionRequest],
-        client: int,
-        live: dict[int, str],
-        refuse: Callable[[scheduler_pb2.SessionResponse], Awaitable[None]],
-    ) -> None:
-        async for message in requests:
-            if message.HasField("abort"):
-                request_id = live.pop(message.abort.handle, None)
-                if request_id is not None:
-                    self._engine.abort(request_id)
-                continue
-            submit = message.submit
-            refusal = self._submit_to_session(submit, client, live)
-            if refusal is None:
-                live[submit.handle] = submit.request_id
-                continue
-            self._engine.counts.refused(refusal.code)
-            finished = refusal.to_finished(submit.handle)
-            await refuse(scheduler_pb2.SessionResponse(finished=[finished]))
-
-    def _submit_to_session(
-        self, submit: scheduler_pb2.Submit, client: int, live: dict[int, str]
-    ) -> RefusedCall | None:
-        if submit.handle in live:
-            message = f"handle {submit.handle} is live already"
-            return RefusedCall(grpc.StatusCode.ALREADY_EXISTS, message)
-        try:
-            check_numbers(submit)
-            token_ids = unpack(submit.prompt_token_ids, name="prompt_token_ids")
-        except (BadNumber, BadColumn) as error:
-            return RefusedCall(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-        timeout_s = submit.timeout_s if submit.HasField("timeout_s") else None
-        trace = context_from_proto(submit.trace) if submit.HasField("trace") else None
-        origin = Origin(submit.request_id, client, submit.handle, timeout_s, trace)
-        return self._submit(submit, token_ids.astype(np.int32, copy=False), origin)
+        async with aclosing(self.sessions.serve(request_iterator, context)) as responses:
+            async for response in responses:
+                yield response
 
     # --- one call per request --------------------------------------------------------------------
 
@@ -217,7 +103,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         request_id = request.request_id or f"generate-{uuid.uuid4().hex}"
         client, outbox = self._engine.open_client()
         mine: list[str] = []  # empty until accepted: a refused id may be another client's
-        self._open[client], self._calls[client] = mine, outbox
+        self._called[client], self._calls[client] = mine, outbox
         try:
             trace = context_of(_text_metadata(context))
             origin = Origin(request_id, client, 0, context.time_remaining(), trace)
@@ -229,7 +115,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
             async for response in _responses(outbox, request_id, request.sampling, context):
                 yield response
         finally:
-            del self._open[client], self._calls[client]
+            del self._called[client], self._calls[client]
             self._engine.close_client(client, mine)
 
     def _submit_call(
@@ -391,3 +277,10 @@ async def _responses(
             if (pooled := hidden.value()) is not None:
                 response.hidden.extend(pooled.tolist())
         yield response
+
+
+def add_to_server(service: SchedulerService, server: grpc.aio.Server) -> None:
+    """Registers the handlers; the frames of Session are sealed."""
+    scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(service, server)
+    session = sealing(service.sessions.serve, scheduler_pb2.SessionRequest.FromString)
+    server.add_registered_method_handlers(SERVICE_NAME, {"Session": session})

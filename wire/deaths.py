@@ -1,4 +1,10 @@
-"""Tells the death of a peer from its planned end, by the status of the stream that broke."""
+"""Tells the death of a peer from its planned end, by the status of the stream that broke.
+
+A status alone cannot tell a death from a lost connection: where a peer says which instance it is, a
+death counts only once another one has answered.
+"""
+
+from enum import Enum
 
 import grpc
 
@@ -14,7 +20,7 @@ _UNREACHED = ("failed to connect", "Connection refused", "connections to all bac
 
 
 def is_death(error: BaseException) -> bool:
-    """Whether a stream broke because the process at its other end died.
+    """Whether a stream broke because the process at its other end died, or the connection was lost.
 
     One that was told to end, or that was never reached, is no death. The SDK has the same rule.
     """
@@ -24,3 +30,25 @@ def is_death(error: BaseException) -> bool:
         return False
     details = (error.details() or "").lower()  # gRPC writes "Failed to connect", too
     return not any(words.lower() in details for words in (*_PLANNED, *_UNREACHED))
+
+
+class PeerLoss(Enum):
+    """What the end of a stream says of the process at its other end."""
+
+    UNCLEAR = "unclear"  # it died, or the connection was lost: its next answer tells
+    HARMLESS = "harmless"  # it was asked to end, was never reached, or a frame was lost on the way
+    OWN_END = "own end"  # it lives, and ended the stream by itself: it may do so again
+
+
+_OWN_ENDS = (
+    grpc.StatusCode.INVALID_ARGUMENT,
+    grpc.StatusCode.INTERNAL,
+    grpc.StatusCode.UNKNOWN,  # an exception in its handler
+)
+
+
+def loss_of(error: grpc.aio.AioRpcError) -> PeerLoss:
+    """What became of the peer of a stream that broke."""
+    if error.code() in _OWN_ENDS:
+        return PeerLoss.OWN_END
+    return PeerLoss.UNCLEAR if is_death(error) else PeerLoss.HARMLESS

@@ -88,7 +88,11 @@ class TokenSource(scheduler_pb2_grpc.SchedulerServiceServicer):
         self, requests: AsyncIterator[scheduler_pb2.SessionRequest], outbox: Outbox
     ) -> None:
         async for request in requests:
-            if request.HasField("submit"):
+            if request.HasField("hello"):  # of no instance: it sends nothing but tokens
+                await outbox.put(
+                    scheduler_pb2.SessionResponse(greeting=scheduler_pb2.SessionGreeting())
+                )
+            elif request.HasField("submit"):
                 self._handles[outbox].append(request.submit.handle)
                 if sum(map(len, self._handles.values())) == self._num_streams:
                     streams = {box: handles for box, handles in self._handles.items() if handles}

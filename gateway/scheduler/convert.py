@@ -142,6 +142,18 @@ def _trace_to_proto(trace: TraceContext) -> types_pb2.TraceContext:
     return types_pb2.TraceContext(traceparent=trace.traceparent, tracestate=trace.tracestate)
 
 
+def hello_to_proto(gateway: int) -> scheduler_pb2.SessionRequest:
+    """The first message of a stream: who opens it."""
+    return scheduler_pb2.SessionRequest(hello=scheduler_pb2.SessionHello(gateway=gateway))
+
+
+def instance_of(message: scheduler_pb2.SessionResponse) -> int | None:
+    """The scheduler that answers a hello; 0: one that does not know hellos. None: no answer yet."""
+    if message.HasField("greeting"):
+        return message.greeting.instance
+    return 0 if any(finished.handle == 0 for finished in message.finished) else None
+
+
 def abort_to_proto(handle: int) -> scheduler_pb2.SessionRequest:
     """An abort, for the scheduler."""
     return scheduler_pb2.SessionRequest(abort=scheduler_pb2.AbortHandle(handle=handle))

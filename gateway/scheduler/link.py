@@ -2,35 +2,43 @@
 
 Submits and aborts are sent; once per step one message arrives with the new tokens of every request
 of this gateway. The link delivers them to the requests and reconnects when the stream breaks; live
-requests are then submitted again, prompt and output so far, and continue. It handles token ids, not
-text.
+requests are then submitted again, prompt and output so far, and continue. The scheduler says which
+instance it is: where the same one answers again a connection was lost and no scheduler died. The
+link handles token ids, not text.
 """
 
 import asyncio
 import itertools
 import logging
+import secrets
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import replace
+from typing import Any
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from gateway.errors import ErrorKind, RequestError, poison, unavailable
 from gateway.generation import Finish
 from gateway.scheduler.convert import (
     abort_to_proto,
     finished_from_proto,
+    hello_to_proto,
+    instance_of,
     logprobs_from_proto,
     submit_to_proto,
 )
+from gateway.scheduler.handover import Handover
 from gateway.scheduler.live_request import LiveRequest, Submission
 from gateway.scheduler.wakes import WakePace, WakeQueue
-from pagewire.v1 import scheduler_pb2, scheduler_pb2_grpc, types_pb2
+from pagewire.v1 import scheduler_pb2, types_pb2
 from wire import columns
-from wire.deaths import is_death
+from wire.deaths import PeerLoss, loss_of
 from wire.logs.request import LoggedRequest
 from wire.prompt_outputs import PromptOutput
+from wire.sealed import BadFrame, SealCheck, Sealer, sealed_call
 
 FIRST_BACKOFF_S = 0.1
 MAX_BACKOFF_S = 3.0
@@ -38,44 +46,39 @@ MAX_BACKOFF_TO_STANDBY_S = 0.4
 RETRY_S = 0.1  # between attempts to submit lost requests again
 WORKER_STARTS = 10.0  # times the limit without a scheduler: the one with a scheduler that waits
 LOST = "lost the scheduler"
-MAX_LOSSES = 3  # in a row without a token; the request may crash schedulers
+MAX_LOSSES = 3  # schedulers in a row without a token; the request may crash them
+MOST_HELD = 4096  # new requests that wait for a scheduler
+BEAT_S = 1.0  # between messages that only say that the stream goes on
+MOST_SILENCE_S = 20.0  # of a scheduler; longer than a connection may stand still, by keepalive
+METHOD = "/pagewire.v1.SchedulerService/Session"
+NO_REQUEST = 0  # a handle; a scheduler that knows no hello refuses it under this one
 
 log = logging.getLogger("gateway.scheduler.link")
 
 Outbox = asyncio.Queue[scheduler_pb2.SessionRequest | None]  # None ends the stream
 
 
-class Handover:
-    """From the word of a scheduler that it will end until the next one serves.
+class StreamSilence:
+    """How long nothing has come on a stream whose other side sends something each second."""
 
-    In between new requests are held: that is a pause for them, too, and no error.
-    """
+    def __init__(self) -> None:
+        self._since_s = 0.0  # by ticks: time in which this process itself stood still counts little
+        self.is_over = False  # nothing came for too long
 
-    def __init__(self, has_standby: bool) -> None:
-        self._has_standby = has_standby  # then the next one takes over however this one ends
-        self.is_announced = False  # by the scheduler at the other end of the open stream
-        self._since_s: float | None = None
+    @property
+    def problem(self) -> str:
+        """What is wrong, in words."""
+        return f"nothing came for {self._since_s:.0f} s"
 
-    def announce(self) -> None:
-        """The scheduler takes nothing new on this stream."""
-        self.is_announced = True
-        self._since_s = time.monotonic()
-
-    def stream_ended(self) -> None:
-        """The stream is gone, and its scheduler with it."""
-        if self.is_announced or self._has_standby:
-            self.announce()
-        self.is_announced = False
+    def tick(self, elapsed_s: float) -> bool:
+        """Advances the time; returns whether it has lasted for too long."""
+        self._since_s += elapsed_s
+        self.is_over = self._since_s > MOST_SILENCE_S
+        return self.is_over
 
     def end(self) -> None:
-        """The next scheduler serves."""
-        self._since_s = None
-
-    def lasts(self, limit_s: float) -> bool:
-        """Whether it is going on, and has not gone on for too long."""
-        if self._since_s is None:
-            return False
-        return self.is_announced or time.monotonic() - self._since_s < limit_s
+        """Something came."""
+        self._since_s = 0.0
 
 
 class SchedulerLink:
@@ -91,9 +94,7 @@ class SchedulerLink:
         *,
         has_standby: bool = False,
     ) -> None:
-        self._stub: scheduler_pb2_grpc.SchedulerServiceAsyncStub = (
-            scheduler_pb2_grpc.SchedulerServiceStub(channel)
-        )
+        self._channel = channel
         self._address = address
         self._on_lost = on_lost
         self._timeout_s = scheduler_timeout_s  # live requests wait this long for the next scheduler
@@ -101,11 +102,14 @@ class SchedulerLink:
         self.worker_timeout_s = WORKER_STARTS * scheduler_timeout_s
         self._recovering: asyncio.Task[None] | None = None
         self._live: dict[int, LiveRequest] = {}
-        self._handles = itertools.count(1)
+        self._handles = itertools.count(NO_REQUEST + 1)
+        self._gateway = secrets.randbits(64) | 1  # who this is, for as long as it lives
+        self._instance: int | None = None  # of the scheduler that answered last; None: unknown
+        self._silence = StreamSilence()  # of the scheduler on the stream that is open
         self._wakes = WakeQueue(WakePace(gather_s))
         self._refusal: RequestError | None = None  # of every request, since end_all
         self._outbox: Outbox | None = None  # set while a stream is open
-        self._handover = Handover(has_standby)
+        self._handover = Handover()
         self._max_backoff_s = MAX_BACKOFF_TO_STANDBY_S if has_standby else MAX_BACKOFF_S
         self.changed = asyncio.Event()  # set when a stream opens or breaks; the waiter clears it
 
@@ -116,8 +120,8 @@ class SchedulerLink:
 
     @property
     def is_handing_over(self) -> bool:
-        """Whether a scheduler that was asked to end is being followed by another one."""
-        return self._handover.lasts(self._timeout_s)
+        """Whether new requests wait: the stream is gone, or its scheduler was asked to end."""
+        return self._handover.lasts(self.worker_timeout_s if self.is_open else self._timeout_s)
 
     def handover_ended(self) -> None:
         """A scheduler serves, unless it is the one that has said that it ends."""
@@ -132,12 +136,12 @@ class SchedulerLink:
     def submit(self, submission: Submission) -> LiveRequest:
         """Submits a request; its reader must close() it. Raises RequestError without a stream.
 
-        While a scheduler hands over to the next one, the request waits for that.
+        After the loss of a stream, and while a scheduler hands over, it waits for the next one.
         """
         if self._refusal is not None:
             raise self._refusal
-        if self._outbox is None and not self.is_handing_over:
-            raise unavailable("no connection to the scheduler")
+        if self._outbox is None or self._handover.is_announced:
+            self._check_may_wait()
         live = LiveRequest(self._free_handle(), submission, time.monotonic())
         message = submit_to_proto(live.handle, submission)  # may raise: nothing is kept then
         self._live[live.handle] = live
@@ -147,6 +151,13 @@ class SchedulerLink:
         else:
             self._outbox.put_nowait(message)
         return live
+
+    def _check_may_wait(self) -> None:
+        """Raises RequestError unless a new request can wait for a scheduler."""
+        if not self.is_handing_over:
+            raise unavailable("no connection to the scheduler")
+        if sum(live.is_new for live in self._live.values()) >= MOST_HELD:
+            raise unavailable(f"{MOST_HELD} requests wait for the connection to the scheduler")
 
     def close(self, live: LiveRequest) -> None:
         """Removes a request; aborts it if it still runs."""
@@ -163,7 +174,7 @@ class SchedulerLink:
 
     def _free_handle(self) -> int:
         # Handles wrap around after 2**32 requests; those of live requests are skipped.
-        while (handle := next(self._handles) & 0xFFFFFFFF) in self._live:
+        while (handle := next(self._handles) & 0xFFFFFFFF) in self._live or handle == NO_REQUEST:
             pass
         return handle
 
@@ -184,47 +195,93 @@ class SchedulerLink:
                     async for response in responses:
                         backoff_s = FIRST_BACKOFF_S
                         self._deliver(response)
-                problem = "it closed the stream"
-                died = False
+                problem, loss = "it closed the stream", PeerLoss.OWN_END
             except grpc.aio.AioRpcError as error:
-                problem, died = f"{error.code().name}: {error.details()}", is_death(error)
-            except columns.BadColumn as error:
-                problem, died = f"its message cannot be read: {error}", False
+                problem, loss = f"{error.code().name}: {error.details()}", loss_of(error)
+            except BadFrame as error:
+                problem, loss = str(error), PeerLoss.HARMLESS
+            except (DecodeError, columns.BadColumn) as error:
+                problem, loss = f"its message cannot be read: {error}", PeerLoss.OWN_END
             except Exception as error:  # of ours: the stream begins anew, its requests go on
                 log.exception("a message of the scheduler is not delivered")
-                problem, died = f"its message is not delivered: {type(error).__name__}", False
+                problem, loss = (
+                    f"its message is not delivered: {type(error).__name__}",
+                    PeerLoss.OWN_END,
+                )
             finally:
                 was_open, self._outbox = self.is_open, None
                 if was_open:
                     self._handover.stream_ended()
             if was_open:
                 self._on_lost()
-            self._lose(problem, died)
+            self._lose(problem, loss)
             await asyncio.sleep(backoff_s)
             backoff_s = min(2 * backoff_s, self._max_backoff_s)
 
     async def _open(self) -> AsyncGenerator[scheduler_pb2.SessionResponse, None]:
         outbox: Outbox = asyncio.Queue()
-        call = self._stub.Session(_drain(outbox))
+        check, call = SealCheck(), sealed_call(self._channel, METHOD, Sealer(), _drain(outbox))
+        watching: asyncio.Task[None] | None = None
         try:
             await call.wait_for_connection()
-            self._outbox = outbox
-            self.changed.set()
-            log.info("connected to the scheduler at %s", self._address)
-            async for response in call:
+            outbox.put_nowait(hello_to_proto(self._gateway))
+            self._silence, watching = (
+                StreamSilence(),
+                asyncio.create_task(self._watch(outbox, call)),
+            )
+            async for frame in call:
+                self._silence.end()
+                check.check(frame)
+                response = scheduler_pb2.SessionResponse.FromString(frame)
+                if self._outbox is None and (instance := instance_of(response)) is not None:
+                    self._answered(instance, outbox)
                 yield response
+        except asyncio.CancelledError:  # gRPC raises it for a call that was cancelled, too
+            if not self._silence.is_over:
+                raise
+            raise BadFrame(self._silence.problem) from None
         finally:
+            if watching is not None:
+                watching.cancel()
             # gRPC's task that reads the outbox outlives a stream that the other side has ended.
             outbox.put_nowait(None)
             call.cancel()
 
+    def _answered(self, instance: int, outbox: Outbox) -> None:
+        """Opens the link to the scheduler that has answered; judges the loss before it.
+
+        An instance of 0 is a scheduler that does not say which it is: another one, perhaps.
+        """
+        is_other = not instance or instance != self._instance
+        self._instance, self._outbox = instance, outbox
+        for live in list(self._live.values()):
+            live.judge(is_other)
+            if live.is_poison:
+                self._fail(live, poison(live.num_deaths_in_all))
+            elif live.num_losses >= MAX_LOSSES:
+                self._fail(live, unavailable(LOST))
+        self.changed.set()
+        log.info("connected to the scheduler at %s", self._address)
+
+    async def _watch(self, outbox: Outbox, call: Any) -> None:
+        """Sends a message each second, and ends a stream on which none comes."""
+        while True:
+            await asyncio.sleep(BEAT_S)
+            if self.is_open and not self._instance:
+                return  # a scheduler that does not send any
+            if self.is_open:
+                outbox.put_nowait(scheduler_pb2.SessionRequest())
+            if self._silence.tick(BEAT_S):
+                call.cancel()
+                return
+
     # --- when the scheduler is gone --------------------------------------------------------------
 
-    def _lose(self, problem: str, is_death: bool) -> None:
+    def _lose(self, problem: str, loss: PeerLoss) -> None:
         """Handles the loss of the stream, and of the scheduler's state of our requests.
 
-        The gateway holds prompt and tokens of each: they wait for the next scheduler for a limited
-        time.
+        The gateway holds prompt and tokens of each: they wait for a scheduler for a limited time.
+        Which one answers says whether this one has died.
         """
         if self._live:
             log.warning(
@@ -234,10 +291,8 @@ class SchedulerLink:
                 problem,
             )
         for live in list(self._live.values()):
-            live.lose(time.monotonic(), is_death)
-            if live.is_poison:
-                self._fail(live, poison(live.num_deaths_in_all))
-            elif live.num_losses >= MAX_LOSSES or not self._timeout_s:
+            live.lose(time.monotonic(), loss)
+            if not self._timeout_s:
                 self._fail(live, unavailable(LOST))
         self.changed.set()
         if self._live:

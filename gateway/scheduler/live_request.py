@@ -12,7 +12,7 @@ from typing import NamedTuple
 from gateway.errors import RequestError
 from gateway.generation import Finish, PrefixReuse, PromptPooling, SamplingParams, Standing
 from gateway.text.logprobs import RawLogprobs
-from wire.deaths import MAX_DEATHS, MAX_DEATHS_IN_ALL
+from wire.deaths import MAX_DEATHS, MAX_DEATHS_IN_ALL, PeerLoss
 from wire.prompt_outputs import PromptOutput
 
 MOST_TOLD_LOSSES = 16
@@ -50,12 +50,14 @@ class LiveRequest:
     """
 
     __slots__ = (
+        "_did_run",
         "_end",
         "_is_woken",
         "_logprobs",
         "_loop",
         "_prompt_outputs",
         "_token_ids",
+        "_unjudged",
         "_waiter",
         "admitted_s",
         "first_token_s",
@@ -83,10 +85,12 @@ class LiveRequest:
         self.first_token_s: float | None = None  # when it came, read or not
         self.num_cached_tokens = 0  # known with the first token
         self.output_token_ids = list(submission.output_token_ids)  # read or not
-        # After the loss of the scheduler: since when, how often in a row without a token, and
-        # whether it was submitted again.
+        # After the loss of the stream: since when, how many schedulers in a row were lost without a
+        # token, and whether it was submitted again. A loss is judged when a scheduler answers.
         self.lost_s: float | None = None
         self.num_losses = 0
+        self._unjudged: PeerLoss | None = None
+        self._did_run = False  # when it was lost
         self.losses_s: list[float] = []  # the last ones, for its trace
         self.is_submitted = True
         self.is_new = False  # no scheduler has taken it: it is held until there is one
@@ -182,17 +186,31 @@ class LiveRequest:
         """Whether scheduler after scheduler died where it ran."""
         return self.num_deaths >= MAX_DEATHS or self.num_deaths_in_all >= MAX_DEATHS_IN_ALL
 
-    def lose(self, now_s: float, is_death: bool = False) -> None:
-        """Records that the scheduler that had the request is gone; it may have died of it."""
+    def lose(self, now_s: float, loss: PeerLoss = PeerLoss.HARMLESS) -> None:
+        """Records that the stream to the scheduler that had the request is gone.
+
+        Whether that died, perhaps of this request, is not known before one answers: see `judge`.
+        """
         if not self.is_submitted:
             return  # no other scheduler has had it since
-        if is_death and self.is_running:
-            self.num_deaths += 1
-            self.num_deaths_in_all += 1
+        self._unjudged, self._did_run = loss, self.is_running
         self.is_running = False
-        self.lost_s = now_s if self.lost_s is None else self.lost_s
-        self.num_losses += 1
+        self.lost_s = now_s
         self.losses_s = [*self.losses_s, now_s][-MOST_TOLD_LOSSES:]
         self.is_submitted = False
         if not self.output_token_ids:
             self._prompt_outputs = []  # the next scheduler reports the whole prompt again
+
+    def judge(self, is_other: bool) -> None:
+        """Counts the last loss if it is another scheduler that answers now.
+
+        If it is the same one, a connection was lost and nothing died, unless it ended the stream.
+        """
+        loss, self._unjudged = self._unjudged, None
+        if loss is None:
+            return
+        if is_other or loss is PeerLoss.OWN_END:
+            self.num_losses += 1
+        if is_other and loss is PeerLoss.UNCLEAR and self._did_run:
+            self.num_deaths += 1
+            self.num_deaths_in_all += 1

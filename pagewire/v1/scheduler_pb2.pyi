@@ -8,12 +8,30 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class SessionRequest(_message.Message):
-    __slots__ = ("submit", "abort")
+    __slots__ = ("submit", "abort", "hello", "sequence", "checksum")
     SUBMIT_FIELD_NUMBER: _ClassVar[int]
     ABORT_FIELD_NUMBER: _ClassVar[int]
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    CHECKSUM_FIELD_NUMBER: _ClassVar[int]
     submit: Submit
     abort: AbortHandle
-    def __init__(self, submit: _Optional[_Union[Submit, _Mapping]] = ..., abort: _Optional[_Union[AbortHandle, _Mapping]] = ...) -> None: ...
+    hello: SessionHello
+    sequence: int
+    checksum: int
+    def __init__(self, submit: _Optional[_Union[Submit, _Mapping]] = ..., abort: _Optional[_Union[AbortHandle, _Mapping]] = ..., hello: _Optional[_Union[SessionHello, _Mapping]] = ..., sequence: _Optional[int] = ..., checksum: _Optional[int] = ...) -> None: ...
+
+class SessionHello(_message.Message):
+    __slots__ = ("gateway",)
+    GATEWAY_FIELD_NUMBER: _ClassVar[int]
+    gateway: int
+    def __init__(self, gateway: _Optional[int] = ...) -> None: ...
+
+class SessionGreeting(_message.Message):
+    __slots__ = ("instance",)
+    INSTANCE_FIELD_NUMBER: _ClassVar[int]
+    instance: int
+    def __init__(self, instance: _Optional[int] = ...) -> None: ...
 
 class Submit(_message.Message):
     __slots__ = ("handle", "request_id", "prompt_token_ids", "sampling", "tenant", "priority", "timeout_s", "cache_salt", "skip_prefix_cache", "fork_group", "resumed_by_client", "pooling", "num_prompt_tokens", "num_deaths", "trace")
@@ -56,7 +74,7 @@ class AbortHandle(_message.Message):
     def __init__(self, handle: _Optional[int] = ...) -> None: ...
 
 class SessionResponse(_message.Message):
-    __slots__ = ("handles", "token_ids", "finished", "admitted", "logprobs", "prompt_outputs", "draining")
+    __slots__ = ("handles", "token_ids", "finished", "admitted", "logprobs", "prompt_outputs", "draining", "greeting", "sequence", "checksum")
     HANDLES_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     FINISHED_FIELD_NUMBER: _ClassVar[int]
@@ -64,6 +82,9 @@ class SessionResponse(_message.Message):
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_OUTPUTS_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
+    GREETING_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    CHECKSUM_FIELD_NUMBER: _ClassVar[int]
     handles: bytes
     token_ids: bytes
     finished: _containers.RepeatedCompositeFieldContainer[Finished]
@@ -71,7 +92,10 @@ class SessionResponse(_message.Message):
     logprobs: _types_pb2.LogprobColumns
     prompt_outputs: _containers.RepeatedCompositeFieldContainer[_types_pb2.PromptOutput]
     draining: bool
-    def __init__(self, handles: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ..., finished: _Optional[_Iterable[_Union[Finished, _Mapping]]] = ..., admitted: _Optional[_Iterable[_Union[Admitted, _Mapping]]] = ..., logprobs: _Optional[_Union[_types_pb2.LogprobColumns, _Mapping]] = ..., prompt_outputs: _Optional[_Iterable[_Union[_types_pb2.PromptOutput, _Mapping]]] = ..., draining: bool = ...) -> None: ...
+    greeting: SessionGreeting
+    sequence: int
+    checksum: int
+    def __init__(self, handles: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ..., finished: _Optional[_Iterable[_Union[Finished, _Mapping]]] = ..., admitted: _Optional[_Iterable[_Union[Admitted, _Mapping]]] = ..., logprobs: _Optional[_Union[_types_pb2.LogprobColumns, _Mapping]] = ..., prompt_outputs: _Optional[_Iterable[_Union[_types_pb2.PromptOutput, _Mapping]]] = ..., draining: bool = ..., greeting: _Optional[_Union[SessionGreeting, _Mapping]] = ..., sequence: _Optional[int] = ..., checksum: _Optional[int] = ...) -> None: ...
 
 class Admitted(_message.Message):
     __slots__ = ("handle", "cached_tokens")

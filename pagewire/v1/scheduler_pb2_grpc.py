@@ -73,7 +73,10 @@ class SchedulerServiceServicer(object):
 
     def Session(self, request_iterator, context):
         """One stream per gateway carries all its requests: submits and aborts up, one message per step
-        down. When the stream ends, for whatever reason, its requests are aborted.
+        down. When the stream ends, for whatever reason, its requests are aborted; so are they when the
+        same gateway opens another one. The first message up is a hello, the first down a greeting. Both
+        sides number and check all messages, and send an empty one each second, so that the loss of the
+        last one shows, too: one that is not the next ends the stream with DATA_LOSS.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

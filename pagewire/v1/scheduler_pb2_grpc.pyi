@@ -184,7 +184,10 @@ class SchedulerServiceStub(typing.Generic[_SchedulerServiceSessionType, _Schedul
 
     Session: _SchedulerServiceSessionType
     """One stream per gateway carries all its requests: submits and aborts up, one message per step
-    down. When the stream ends, for whatever reason, its requests are aborted.
+    down. When the stream ends, for whatever reason, its requests are aborted; so are they when the
+    same gateway opens another one. The first message up is a hello, the first down a greeting. Both
+    sides number and check all messages, and send an empty one each second, so that the loss of the
+    last one shows, too: one that is not the next ends the stream with DATA_LOSS.
     """
 
     Generate: _SchedulerServiceGenerateType
@@ -246,7 +249,10 @@ class SchedulerServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[pagewire.v1.scheduler_pb2.SessionResponse], collections.abc.AsyncIterator[pagewire.v1.scheduler_pb2.SessionResponse]]:
         """One stream per gateway carries all its requests: submits and aborts up, one message per step
-        down. When the stream ends, for whatever reason, its requests are aborted.
+        down. When the stream ends, for whatever reason, its requests are aborted; so are they when the
+        same gateway opens another one. The first message up is a hello, the first down a greeting. Both
+        sides number and check all messages, and send an empty one each second, so that the loss of the
+        last one shows, too: one that is not the next ends the stream with DATA_LOSS.
         """
 
     @abc.abstractmethod

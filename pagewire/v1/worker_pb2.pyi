@@ -24,6 +24,7 @@ class RowStatus(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ROW_STATUS_UNSPECIFIED: _ClassVar[RowStatus]
     ROW_STATUS_NOT_FINITE: _ClassVar[RowStatus]
     ROW_STATUS_DEAD_END: _ClassVar[RowStatus]
+    ROW_STATUS_REFUSED: _ClassVar[RowStatus]
 WORKER_PHASE_UNSPECIFIED: WorkerPhase
 WORKER_PHASE_STARTED: WorkerPhase
 WORKER_PHASE_LOADING: WorkerPhase
@@ -34,6 +35,7 @@ WORKER_PHASE_FAILED: WorkerPhase
 ROW_STATUS_UNSPECIFIED: RowStatus
 ROW_STATUS_NOT_FINITE: RowStatus
 ROW_STATUS_DEAD_END: RowStatus
+ROW_STATUS_REFUSED: RowStatus
 
 class WorkerDescription(_message.Message):
     __slots__ = ("model", "incarnation", "num_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens", "rank", "world_size", "device", "kv_dtype", "kv_layout", "graph_batch_sizes", "attention_backend", "num_host_blocks", "max_granted_steps", "has_state_hashes", "sends_heartbeats", "attention_timings", "rank_addresses", "all_reduce", "gemm_timings", "rehearsed_steps", "prepares_grammars", "protocol_minor", "verifies_drafts", "draft_model")
@@ -170,16 +172,20 @@ class WarmUpResponse(_message.Message):
     def __init__(self, description: _Optional[_Union[WorkerDescription, _Mapping]] = ...) -> None: ...
 
 class AttachRequest(_message.Message):
-    __slots__ = ("hello", "step", "cut", "prepare")
+    __slots__ = ("hello", "step", "cut", "prepare", "sequence", "checksum")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     CUT_FIELD_NUMBER: _ClassVar[int]
     PREPARE_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    CHECKSUM_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     step: SchedulerOutput
     cut: Cut
     prepare: PrepareGrammars
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., step: _Optional[_Union[SchedulerOutput, _Mapping]] = ..., cut: _Optional[_Union[Cut, _Mapping]] = ..., prepare: _Optional[_Union[PrepareGrammars, _Mapping]] = ...) -> None: ...
+    sequence: int
+    checksum: int
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., step: _Optional[_Union[SchedulerOutput, _Mapping]] = ..., cut: _Optional[_Union[Cut, _Mapping]] = ..., prepare: _Optional[_Union[PrepareGrammars, _Mapping]] = ..., sequence: _Optional[int] = ..., checksum: _Optional[int] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("protocol_version", "epoch", "first_step_id", "heartbeat_interval_ms", "protocol_minor")
@@ -196,18 +202,22 @@ class Hello(_message.Message):
     def __init__(self, protocol_version: _Optional[int] = ..., epoch: _Optional[int] = ..., first_step_id: _Optional[int] = ..., heartbeat_interval_ms: _Optional[int] = ..., protocol_minor: _Optional[int] = ...) -> None: ...
 
 class AttachResponse(_message.Message):
-    __slots__ = ("description", "output", "skipped", "heartbeat", "grammar_prepared")
+    __slots__ = ("description", "output", "skipped", "heartbeat", "grammar_prepared", "sequence", "checksum")
     DESCRIPTION_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_FIELD_NUMBER: _ClassVar[int]
     SKIPPED_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     GRAMMAR_PREPARED_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    CHECKSUM_FIELD_NUMBER: _ClassVar[int]
     description: WorkerDescription
     output: ModelRunnerOutput
     skipped: Skipped
     heartbeat: Heartbeat
     grammar_prepared: GrammarPrepared
-    def __init__(self, description: _Optional[_Union[WorkerDescription, _Mapping]] = ..., output: _Optional[_Union[ModelRunnerOutput, _Mapping]] = ..., skipped: _Optional[_Union[Skipped, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., grammar_prepared: _Optional[_Union[GrammarPrepared, _Mapping]] = ...) -> None: ...
+    sequence: int
+    checksum: int
+    def __init__(self, description: _Optional[_Union[WorkerDescription, _Mapping]] = ..., output: _Optional[_Union[ModelRunnerOutput, _Mapping]] = ..., skipped: _Optional[_Union[Skipped, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., grammar_prepared: _Optional[_Union[GrammarPrepared, _Mapping]] = ..., sequence: _Optional[int] = ..., checksum: _Optional[int] = ...) -> None: ...
 
 class Cut(_message.Message):
     __slots__ = ("first_step_id", "last_step_id")

@@ -97,8 +97,9 @@ class WorkerServiceServicer(object):
     def Attach(self, request_iterator, context):
         """The step stream; one at a time. A Hello with a higher epoch ends the older stream with ABORTED;
         one with a lower or equal epoch is FAILED_PRECONDITION. The first frame down comes once no step
-        of an older stream is being computed any more. A step_id that does not follow is ABORTED; bytes
-        that do not parse or a row out of range are INVALID_ARGUMENT. Either way the process lives on
+        of an older stream is being computed any more. Each side numbers and checks its frames: one that
+        is not the next ends the stream with DATA_LOSS. A step_id that does not follow is ABORTED; bytes
+        that do not parse or a slot out of range are INVALID_ARGUMENT. Either way the process lives on
         and can be attached again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

@@ -185,8 +185,9 @@ class WorkerServiceStub(typing.Generic[_WorkerServiceDescribeType, _WorkerServic
     Attach: _WorkerServiceAttachType
     """The step stream; one at a time. A Hello with a higher epoch ends the older stream with ABORTED;
     one with a lower or equal epoch is FAILED_PRECONDITION. The first frame down comes once no step
-    of an older stream is being computed any more. A step_id that does not follow is ABORTED; bytes
-    that do not parse or a row out of range are INVALID_ARGUMENT. Either way the process lives on
+    of an older stream is being computed any more. Each side numbers and checks its frames: one that
+    is not the next ends the stream with DATA_LOSS. A step_id that does not follow is ABORTED; bytes
+    that do not parse or a slot out of range are INVALID_ARGUMENT. Either way the process lives on
     and can be attached again.
     """
 
@@ -256,8 +257,9 @@ class WorkerServiceServicer(metaclass=abc.ABCMeta):
     ) -> typing.Union[collections.abc.Iterator[pagewire.v1.worker_pb2.AttachResponse], collections.abc.AsyncIterator[pagewire.v1.worker_pb2.AttachResponse]]:
         """The step stream; one at a time. A Hello with a higher epoch ends the older stream with ABORTED;
         one with a lower or equal epoch is FAILED_PRECONDITION. The first frame down comes once no step
-        of an older stream is being computed any more. A step_id that does not follow is ABORTED; bytes
-        that do not parse or a row out of range are INVALID_ARGUMENT. Either way the process lives on
+        of an older stream is being computed any more. Each side numbers and checks its frames: one that
+        is not the next ends the stream with DATA_LOSS. A step_id that does not follow is ABORTED; bytes
+        that do not parse or a slot out of range are INVALID_ARGUMENT. Either way the process lives on
         and can be attached again.
         """
 

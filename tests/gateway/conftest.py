@@ -86,6 +86,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
     max_num_seqs: int = 0
     tokens_per_step: int = 1
     hangs_after: int | None = None  # stops sending after this many tokens
+    instance: int = 1
     breaks_on_submit: bool = False
     breaks_after: int | None = None  # tokens per attempt; the next one continues after them
     submits: list[Any] = field(default_factory=list)
@@ -114,9 +115,16 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
 
     async def _read(self, requests: Any, outbox: asyncio.Queue[Any]) -> None:
         async for request in requests:
-            if request.HasField("abort"):
-                self.aborted.append(request.abort.handle)
-                continue
+            match request.WhichOneof("kind"):
+                case "hello":
+                    greeting = scheduler_pb2.SessionGreeting(instance=self.instance)
+                    outbox.put_nowait(scheduler_pb2.SessionResponse(greeting=greeting))
+                    continue
+                case "abort":
+                    self.aborted.append(request.abort.handle)
+                    continue
+                case None:
+                    continue
             self.submits.append(request.submit)
             if self.breaks_on_submit:
                 outbox.put_nowait(None)

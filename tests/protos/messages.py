@@ -66,6 +66,16 @@ HANDSHAKES: dict[str, Message] = {
             num_frames_received=12, num_frames_sent=11, running_step_id=312, running_ms=40
         )
     ),
+    "a row that the worker refuses, in a sealed frame": worker_pb2.AttachResponse(
+        output=worker_pb2.ModelRunnerOutput(
+            step_id=7,
+            token_ids=bytes(4),
+            row_status=b"\3",
+            row_errors=[worker_pb2.RowError(message="stop_token_ids: 99 is not below 64")],
+        ),
+        sequence=(1 << 32) - 1,
+        checksum=0,
+    ),
     "a worker that was asked to end": worker_pb2.AttachResponse(
         heartbeat=worker_pb2.Heartbeat(num_frames_received=12, num_frames_sent=12, is_draining=True)
     ),
@@ -136,6 +146,12 @@ SESSIONS: dict[str, Message] = {
                 retry_after_s=1.5,
             )
         ]
+    ),
+    "a gateway says who it is": scheduler_pb2.SessionRequest(
+        hello=scheduler_pb2.SessionHello(gateway=(1 << 63) + 5), sequence=1, checksum=0
+    ),
+    "a scheduler says who it is": scheduler_pb2.SessionResponse(
+        greeting=scheduler_pb2.SessionGreeting(instance=(1 << 63) + 7), sequence=1, checksum=7
     ),
     "a scheduler that will end": scheduler_pb2.SessionResponse(draining=True),
     "what a gateway asks first": scheduler_pb2.GetStatusResponse(

@@ -200,6 +200,8 @@ def value_for(field: FieldDescriptor) -> object:
             return -number  # differs from sint32's reading of the same bytes
         case FieldDescriptor.TYPE_UINT32 | FieldDescriptor.TYPE_UINT64:
             return number
+        case FieldDescriptor.TYPE_FIXED32 | FieldDescriptor.TYPE_FIXED64:
+            return number
     raise AssertionError(f"{field.full_name} has a type this test does not know")
 
 

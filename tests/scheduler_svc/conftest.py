@@ -16,7 +16,7 @@ from scheduler_svc.core.estimate.step_time import StepTime
 from scheduler_svc.debug import DebugService
 from scheduler_svc.engine import Engine
 from scheduler_svc.live.service import LiveService
-from scheduler_svc.service import SchedulerService
+from scheduler_svc.service import SchedulerService, add_to_server
 from scheduler_svc.worker.link import FencedOut
 from simulator.workers.fake_worker import FakeModel, FakeWorker, start
 from tests.pace import paced, patience
@@ -33,6 +33,7 @@ class Cluster:
     worker: FakeWorker
     worker_server: grpc.aio.Server
     worker_port: int
+    scheduler_port: int
     engine: Engine
     scheduler: "scheduler_pb2_grpc.SchedulerServiceAsyncStub"  # a name that only the stubs define
     debug: "debug_pb2_grpc.DebugServiceAsyncStub"
@@ -109,7 +110,7 @@ async def cluster(
         stack.push_async_callback(worker_server.stop, None)
         engine = Engine(service_config(worker_port, **options))
         server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=[RequestCheck()])
-        scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(SchedulerService(engine), server)
+        add_to_server(SchedulerService(engine), server)
         debug_pb2_grpc.add_DebugServiceServicer_to_server(DebugService(engine), server)
         live_pb2_grpc.add_LiveServiceServicer_to_server(LiveService(engine), server)
         port = bind(server, "127.0.0.1:0", "test")
@@ -129,6 +130,7 @@ async def cluster(
             worker,
             worker_server,
             worker_port,
+            port,
             engine,
             scheduler_pb2_grpc.SchedulerServiceStub(channel),
             debug_pb2_grpc.DebugServiceStub(channel),

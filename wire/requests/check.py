@@ -18,6 +18,7 @@ from google.rpc.status_pb2 import Status
 
 from wire.log_rate import FewPerSecond
 from wire.requests.numbers import BadNumber, check_numbers
+from wire.sealed import NO_MESSAGE
 
 OWN_SERVICES = "/pagewire."
 _INVALID = grpc.StatusCode.INVALID_ARGUMENT
@@ -105,7 +106,7 @@ def _parser(parse: Callable[[bytes], Message]) -> Callable[[bytes], Message | Un
         try:
             return parse(data)
         except DecodeError:  # its text says nothing that the caller could use
-            return Unreadable("the request is not a valid protobuf message of its type")
+            return Unreadable(NO_MESSAGE)
 
     return read
 

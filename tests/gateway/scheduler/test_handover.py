@@ -13,6 +13,7 @@ from gateway.scheduler.link import SchedulerLink
 from gateway.scheduler.live_request import LiveRequest, Submission
 from pagewire.v1 import scheduler_pb2, types_pb2
 from wire import columns
+from wire.deaths import PeerLoss
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -46,7 +47,7 @@ class _Link(SchedulerLink):
     def break_off(self) -> None:
         self._outbox = None
         self._handover.stream_ended()
-        self._lose("UNAVAILABLE: this scheduler is shutting down", False)
+        self._lose("UNAVAILABLE: this scheduler is shutting down", PeerLoss.HARMLESS)
 
 
 def token(live: LiveRequest, token_id: int) -> scheduler_pb2.SessionResponse:

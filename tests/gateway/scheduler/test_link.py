@@ -110,7 +110,7 @@ async def test_a_restarted_scheduler_is_found_again(
     scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(scheduler, first)
     port = first.add_insecure_port("127.0.0.1:0")
     await first.start()
-    running = await start(scheduler=f"127.0.0.1:{port}")
+    running = await start(scheduler=f"127.0.0.1:{port}", scheduler_timeout_s=0.4)
     readiness = running.gateway._readiness
     await first.stop(0)
     await eventually(lambda: readiness.current.model is None, "not ready")

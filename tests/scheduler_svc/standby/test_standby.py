@@ -11,7 +11,8 @@ import pytest
 from pagewire.v1 import scheduler_pb2, scheduler_pb2_grpc, worker_pb2
 from scheduler_svc.config import parse
 from scheduler_svc.engine import Engine
-from scheduler_svc.service import STANDS_BY, SchedulerService
+from scheduler_svc.service import SchedulerService
+from scheduler_svc.session import STANDS_BY
 from scheduler_svc.standby.watch import Standby
 from scheduler_svc.status import status_of
 from scheduler_svc.worker.link import FencedOut
