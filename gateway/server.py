@@ -185,7 +185,12 @@ class Gateway:
         reuseport = ("grpc.so_reuseport", int(self._config.share_ports))
         options = [reuseport, *self._config.edge.grpc_options, *SERVER_OPTIONS]
         server = aio_server(options, interceptors)
-        self._inference = InferenceService(self._pipeline, tokenizer, self._readiness)
+        self._inference = InferenceService(
+            self._pipeline,
+            tokenizer,
+            self._readiness,
+            self._config.edge.sse_keep_alive_interval,
+        )
         inference_pb2_grpc.add_InferenceServiceServicer_to_server(self._inference, server)
         embedding_pb2_grpc.add_EmbeddingServiceServicer_to_server(
             EmbeddingService(self._pipeline), server

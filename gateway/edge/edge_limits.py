@@ -8,6 +8,8 @@ from typing import Any
 from gateway import limits
 from gateway.tokens.turns import DEFAULT_LIMITS, MIB, TextLimits
 
+MAY_BE_ZERO = frozenset({"max_connection_age_s", "sse_keep_alive_interval"})
+
 
 @dataclass(frozen=True, slots=True)
 class EdgeLimits:
@@ -30,11 +32,12 @@ class EdgeLimits:
     keep_alive_s: float = 75.0
     max_connection_idle_s: float = 600.0
     max_connection_age_s: float = 0.0  # 0: no limit
+    sse_keep_alive_interval: float = 15.0  # seconds; 0: never
 
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            may_be_zero = field.name == "max_connection_age_s"
+            may_be_zero = field.name in MAY_BE_ZERO
             if not (0 < value < math.inf or (may_be_zero and value == 0)):
                 option = f"--{field.name.replace('_', '-')}"
                 raise ValueError(f"{option}: {value} is not a positive number")
@@ -94,6 +97,11 @@ HELP: dict[str, tuple[str, str]] = {
     "max_connection_age_s": (
         "S",
         "seconds after which a gRPC client is asked to connect anew, calls end first; 0 is never",
+    ),
+    "sse_keep_alive_interval": (
+        "S",
+        "seconds without an event after which a stream says that it waits, before its first event, "
+        "too; 0 is never",
     ),
 }
 

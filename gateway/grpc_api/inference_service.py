@@ -17,6 +17,7 @@ from gateway.choices import expand, resume
 from gateway.errors import invalid
 from gateway.fan_out import complete_all, generate_all
 from gateway.generation import GenerationRequest, Prompt, Standing, check_token_ids
+from gateway.grpc_api.early_head import with_early_head
 from gateway.grpc_api.recent_calls import CallKey, RecentCalls
 from gateway.grpc_api.statuses import Context, RefusalsAsStatuses
 from gateway.pipeline import Pipeline
@@ -44,11 +45,18 @@ _WholeResponse = TypeVar("_WholeResponse", pb.GenerateResponse, pb.ChatResponse)
 class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
     """Implements InferenceService."""
 
-    def __init__(self, pipeline: Pipeline, tokenizer: Tokenizer, readiness: ReadinessWatch) -> None:
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        tokenizer: Tokenizer,
+        readiness: ReadinessWatch,
+        head_s: float = 0.0,  # after which a stream begins without a message; 0: it does not
+    ) -> None:
         self._pipeline = pipeline
         self._tokenizer = tokenizer
         self._readiness = readiness
         self._recent = RecentCalls()
+        self._head_s = head_s
 
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> pb.GenerateResponse:
         """The whole completion of a prompt."""
@@ -67,7 +75,8 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
             await self._wait_to_resume(request.options)
             name = self._pipeline.resolve_model(wanted.model).name
             indices, choices = self._choices(wanted, request.options)
-            async with aclosing(generate_all(self._pipeline, choices)) as deltas:
+            deltas = generate_all(self._pipeline, choices)
+            async with aclosing(with_early_head(deltas, context, self._head_s)) as deltas:
                 async for delta in deltas:
                     response = pb.GenerateStreamResponse(request_id=wanted.request_id, model=name)
                     write_delta(response.delta, delta, indices[delta.choice])
@@ -90,7 +99,8 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
             await self._wait_to_resume(request.options)
             name = self._pipeline.resolve_model(wanted.model).name
             indices, choices = self._choices(wanted, request.options)
-            async with aclosing(generate_all(self._pipeline, choices)) as deltas:
+            deltas = generate_all(self._pipeline, choices)
+            async with aclosing(with_early_head(deltas, context, self._head_s)) as deltas:
                 async for delta in deltas:
                     response = pb.ChatStreamResponse(request_id=wanted.request_id, model=name)
                     write_delta(response.delta, delta, indices[delta.choice])

@@ -122,7 +122,9 @@ def create_app(
         telemetry={"auto_configure": False, "tracing": False, "metrics": False, "logs": False},
     )
     app.router.route_class = ExactRoute
-    _add_layers(app, access, edge or EdgeLimits(), open_requests, is_strict=is_strict)
+    edge = edge or EdgeLimits()
+    app.state.keep_alive_s = edge.sse_keep_alive_interval
+    _add_layers(app, access, edge, open_requests, is_strict=is_strict)
     if cors_origins:
         _allow_origins(app, cors_origins)
     app.add_middleware(AnswerCounter, metrics=pipeline.metrics)  # the last one added is outermost

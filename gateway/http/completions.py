@@ -8,13 +8,13 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from fastapi import Request
-from fastapi.responses import JSONResponse, Response, StreamingResponse
-from starlette.types import Receive, Scope, Send
+from fastapi.responses import JSONResponse, Response
 
 from gateway.choices import total_usage
 from gateway.errors import ErrorKind, RequestError, ended_by
 from gateway.fan_out import complete_all, generate_all
 from gateway.generation import GenerationRequest
+from gateway.http.event_stream import OPENAI, EventStream, Waiting
 from gateway.http.events import (
     DONE,
     ChunkWriter,
@@ -27,6 +27,7 @@ from gateway.http.events import (
 from gateway.http.headers import request_id_of, standing_of
 from gateway.http.schema import ChatCompletionBody, CompletionBody
 from gateway.pipeline import Pipeline
+from gateway.scheduler.admission import ADMISSION, Admission
 
 Result = TypeVar("Result")
 
@@ -80,36 +81,44 @@ async def _events(
         yield error_event(ended_by(error)) + DONE
 
 
-class EventStream(StreamingResponse):
-    """Server-sent events; closes its source together with the response, however that ends."""
+async def streamed(
+    request: Request, events: AsyncGenerator[bytes, None], waiting: Waiting = OPENAI
+) -> EventStream:
+    """The events as an answer, once there is one: a refusal before the first is not a 200.
 
-    def __init__(self, first: bytes, events: AsyncGenerator[bytes, None]) -> None:
-        headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
-        super().__init__(events, media_type="text/event-stream", headers=headers)
-        self._first = first
-        self._events = events
+    Once the request is submitted, it does not wait for its first event longer than the interval of
+    pings.
+    """
+    interval_s: float = request.app.state.keep_alive_s
+    admission = Admission()
+    ADMISSION.set(admission)
+    first = asyncio.create_task(_first(events))
+    leaving = asyncio.create_task(_disconnect(request))
+    try:
+        while not (first.done() or leaving.done()):
+            done, _ = await asyncio.wait(
+                (first, leaving),
+                timeout=interval_s or None,
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+            if not done and admission.is_given:
+                break
+        if leaving.done() and not first.done():
+            raise RequestError(ErrorKind.CANCELLED, "the client closed the connection")
+        if first.done():
+            first.result()
+    except BaseException:
+        first.cancel()
+        await asyncio.gather(first, return_exceptions=True)
+        raise
+    finally:
+        leaving.cancel()
+        await asyncio.gather(leaving, return_exceptions=True)
+    return EventStream(first, events, waiting, interval_s)
 
-    async def stream_response(self, send: Send) -> None:
-        """Sends the head, the first event, the others, and the end of the body."""
-        status, headers = self.status_code, self.raw_headers
-        await send({"type": "http.response.start", "status": status, "headers": headers})
-        await send({"type": "http.response.body", "body": self._first, "more_body": True})
-        async for chunk in self._events:
-            await send({"type": "http.response.body", "body": chunk, "more_body": True})
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with aclosing(self._events):
-            await super().__call__(scope, receive, send)
-
-
-async def streamed(request: Request, events: AsyncGenerator[bytes, None]) -> EventStream:
-    """The events as an answer, once there is one: a refusal before the first is not a 200."""
-
-    async def first() -> bytes:
-        return await anext(events)
-
-    return EventStream(await unless_disconnected(request, first()), events)
+async def _first(events: AsyncGenerator[bytes, None]) -> bytes:
+    return await anext(events)
 
 
 async def unless_disconnected(request: Request, work: Coroutine[Any, Any, Result]) -> Result:

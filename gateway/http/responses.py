@@ -16,6 +16,7 @@ from gateway.chat.parts import Part
 from gateway.errors import RequestError, ended_by, error_body, unsupported
 from gateway.generation import Finish, FinishReason, GenerationRequest, Usage, parts_of
 from gateway.http.completions import streamed, unless_disconnected
+from gateway.http.event_stream import COMMENT, Waiting
 from gateway.http.events import encode_json
 from gateway.http.headers import REQUEST_ID, standing_of
 from gateway.http.response_body import ResponseBody, TextOptions
@@ -68,7 +69,8 @@ async def respond(
             return await streamed(request, begun.follow(None))
         return JSONResponse(answer.body)
     if body.stream:
-        return await streamed(request, _events(pipeline, wanted, answer))
+        waiting = Waiting(COMMENT, lambda error: answer.fail(ended_by(error)))
+        return await streamed(request, _events(pipeline, wanted, answer), waiting)
     whole = await unless_disconnected(request, pipeline.complete(wanted))
     answer.add(parts_of(whole))
     answer.end(whole.finish)

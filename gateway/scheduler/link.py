@@ -22,6 +22,7 @@ from google.protobuf.message import DecodeError
 
 from gateway.errors import ErrorKind, RequestError, poison, unavailable
 from gateway.generation import Finish
+from gateway.scheduler.admission import note_admission
 from gateway.scheduler.convert import (
     abort_to_proto,
     finished_from_proto,
@@ -150,6 +151,7 @@ class SchedulerLink:
             self._start_recovering()
         else:
             self._outbox.put_nowait(message)
+        note_admission()
         return live
 
     def _check_may_wait(self) -> None:

@@ -217,6 +217,7 @@ OPTIONS: dict[str, tuple[str, ...]] = {
         "keep-alive-s",
         "max-connection-idle-s",
         "max-connection-age-s",
+        "sse-keep-alive-interval",
     ),
 }
 

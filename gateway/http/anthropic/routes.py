@@ -18,10 +18,13 @@ from gateway.http.anthropic.edits import edited
 from gateway.http.anthropic.measure import Measure
 from gateway.http.anthropic.thinking import Thinker
 from gateway.http.completions import streamed, unless_disconnected
+from gateway.http.event_stream import Waiting
 from gateway.http.headers import request_id_of, standing_of
 from gateway.pipeline import Pipeline
 from gateway.tokens.tokenizer import Tokenizer
 
+PING = b'event: ping\ndata: {"type": "ping"}\n\n'
+WAITING = Waiting(PING, lambda error: failure(ended_by(error)))
 OWN_REQUEST_ID = "request-id"  # Anthropic's clients show it with an error
 
 
@@ -113,7 +116,7 @@ async def _answer(body: MessagesBody, request: Request, routes: MessageRoutes) -
         wanted = replace(body.to_request(message_id, turns, routes.thinker), standing=standing)
     headers = {OWN_REQUEST_ID: message_id}
     if body.stream:
-        stream = await streamed(request, _events(pipeline, wanted, answer, turns))
+        stream = await streamed(request, _events(pipeline, wanted, answer, turns), WAITING)
         stream.headers.update(headers)
         return stream
     with own_names(turns):
