@@ -122,9 +122,7 @@ def create_app(
         telemetry={"auto_configure": False, "tracing": False, "metrics": False, "logs": False},
     )
     app.router.route_class = ExactRoute
-    edge = edge or EdgeLimits()
-    app.state.keep_alive_s = edge.sse_keep_alive_interval
-    _add_layers(app, access, edge, open_requests, is_strict=is_strict)
+    _add_layers(app, access, edge or EdgeLimits(), open_requests, is_strict=is_strict)
     if cors_origins:
         _allow_origins(app, cors_origins)
     app.add_middleware(AnswerCounter, metrics=pipeline.metrics)  # the last one added is outermost
@@ -155,6 +153,7 @@ def _add_layers(
     is_strict: bool,
 ) -> None:
     """What a request passes before its route, innermost first."""
+    app.state.keep_alive_s = edge.sse_keep_alive_interval
     if not is_strict:
         app.add_middleware(WarningHeader)
     app.add_middleware(BodyLimit, max_bytes=edge.max_body_bytes)

@@ -82,15 +82,19 @@ async def _events(
 
 
 async def streamed(
-    request: Request, events: AsyncGenerator[bytes, None], waiting: Waiting = OPENAI
+    request: Request,
+    events: AsyncGenerator[bytes, None],
+    waiting: Waiting = OPENAI,
+    *,
+    is_admitted: bool = False,
 ) -> EventStream:
     """The events as an answer, once there is one: a refusal before the first is not a 200.
 
     Once the request is submitted, it does not wait for its first event longer than the interval of
-    pings.
+    pings. One that is admitted was submitted before.
     """
     interval_s: float = request.app.state.keep_alive_s
-    admission = Admission()
+    admission = Admission(is_admitted)
     ADMISSION.set(admission)
     first = asyncio.create_task(_first(events))
     leaving = asyncio.create_task(_disconnect(request))

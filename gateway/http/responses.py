@@ -66,7 +66,7 @@ async def respond(
         events = _events_in_background(pipeline, wanted, answer)
         begun = keeping.background.start(owner(), answer.body, events, answer.cancel)
         if body.stream:
-            return await streamed(request, begun.follow(None))
+            return await streamed(request, begun.follow(None), is_admitted=True)
         return JSONResponse(answer.body)
     if body.stream:
         waiting = Waiting(COMMENT, lambda error: answer.fail(ended_by(error)))

@@ -40,7 +40,7 @@ def add_stored_routes(
         if running is None:
             raise unsupported("stream", NOT_FOLLOWED)
         after = _event_number(asked.get("starting_after"))
-        return await streamed(request, _followed(running, after))
+        return await streamed(request, _followed(running, after), is_admitted=True)
 
     @app.post("/v1/responses/{response_id}/cancel")
     async def cancel_response(response_id: str) -> dict[str, Any]:
