@@ -27,7 +27,7 @@ from gateway.http.events import (
 from gateway.http.headers import request_id_of, standing_of
 from gateway.http.schema import ChatCompletionBody, CompletionBody
 from gateway.pipeline import Pipeline
-from gateway.scheduler.admission import ADMISSION, Admission
+from gateway.scheduler.submitted import SUBMITTED, Submitted
 
 Result = TypeVar("Result")
 
@@ -94,8 +94,8 @@ async def streamed(
     pings. One that is admitted was submitted before.
     """
     interval_s: float = request.app.state.keep_alive_s
-    admission = Admission(is_admitted)
-    ADMISSION.set(admission)
+    submitted = Submitted(is_admitted)
+    SUBMITTED.set(submitted)
     first = asyncio.create_task(_first(events))
     leaving = asyncio.create_task(_disconnect(request))
     try:
@@ -105,7 +105,7 @@ async def streamed(
                 timeout=interval_s or None,
                 return_when=asyncio.FIRST_COMPLETED,
             )
-            if not done and admission.is_given:
+            if not done and submitted.is_done:
                 break
         if leaving.done() and not first.done():
             raise RequestError(ErrorKind.CANCELLED, "the client closed the connection")

@@ -22,7 +22,6 @@ from google.protobuf.message import DecodeError
 
 from gateway.errors import ErrorKind, RequestError, poison, unavailable
 from gateway.generation import Finish
-from gateway.scheduler.admission import note_admission
 from gateway.scheduler.convert import (
     abort_to_proto,
     finished_from_proto,
@@ -33,6 +32,7 @@ from gateway.scheduler.convert import (
 )
 from gateway.scheduler.handover import Handover
 from gateway.scheduler.live_request import LiveRequest, Submission
+from gateway.scheduler.submitted import note_submitted
 from gateway.scheduler.wakes import WakePace, WakeQueue
 from pagewire.v1 import scheduler_pb2, types_pb2
 from wire import columns
@@ -151,7 +151,7 @@ class SchedulerLink:
             self._start_recovering()
         else:
             self._outbox.put_nowait(message)
-        note_admission()
+        note_submitted()
         return live
 
     def _check_may_wait(self) -> None:

@@ -5,18 +5,18 @@ from dataclasses import dataclass
 
 
 @dataclass(slots=True)
-class Admission:
+class Submitted:
     """Whether a request, or one of a call's, has passed all checks of the gateway."""
 
-    is_given: bool = False
+    is_done: bool = False
 
 
 # Of the call that the current task and its children serve; None where no task asks.
-ADMISSION: ContextVar[Admission | None] = ContextVar("ADMISSION", default=None)
+SUBMITTED: ContextVar[Submitted | None] = ContextVar("SUBMITTED", default=None)
 
 
-def note_admission() -> None:
+def note_submitted() -> None:
     """Says that a request was submitted."""
-    admission = ADMISSION.get()
-    if admission is not None:
-        admission.is_given = True
+    submitted = SUBMITTED.get()
+    if submitted is not None:
+        submitted.is_done = True
