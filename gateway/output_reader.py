@@ -47,7 +47,10 @@ class OutputReader:
         if self.logprobs is not None:
             delta = _with_logprobs(delta, self.logprobs, arrival)
         if self.answer is not None:
-            parts = self.answer.push(delta.text, is_last=delta.finish is not None)
+            is_complete = delta.finish is not None and delta.finish.reason is FinishReason.STOP
+            parts = self.answer.push(
+                delta.text, is_last=delta.finish is not None, is_complete=is_complete
+            )
             self._count_reasoning(delta.text, delta.token_ids)
             delta = delta._replace(parts=parts, finish=self._with_reasoning(delta.finish))
         if self.counts_usage:

@@ -170,7 +170,7 @@ class ChatFormat:
         self, conversation: Conversation, prompt: str, structure: AnyStructure | ThoughtFirst | None
     ) -> "AnswerReader | None":
         """The parser of one answer; None when all is content."""
-        calls = self._call_parser(conversation, ends_in_form=_is_call_or_form(structure))
+        calls = self._call_parser(conversation, structure)
         shows = conversation.include_reasoning
         if not self._may_think(structure):
             return None if calls is None else AnswerReader(None, calls, shows)
@@ -221,16 +221,21 @@ class ChatFormat:
         return self.tool_calls if conversation.usable_tools else None
 
     def _call_parser(
-        self, conversation: Conversation, *, ends_in_form: bool
+        self, conversation: Conversation, structure: AnyStructure | ThoughtFirst | None
     ) -> Parser[Part] | None:
         tool_format = self._format_for(conversation)
         if tool_format is None:
             return None
         schemas = {tool.name: tool.parameters or {} for tool in conversation.usable_tools}
         names, max_calls = frozenset(schemas), None if conversation.parallel_tool_calls else 1
+        ends_in_form = _is_call_or_form(structure)
+        answer = structure.answer if isinstance(structure, ThoughtFirst) else structure
+        is_held = isinstance(answer, CallsInAnswer)
 
         def parse(source: Source, events: list[Part]) -> Steps[None]:
-            calls = Calls(names, events, tool_format.new_id, max_calls, schemas, ends_in_form)
+            calls = Calls(
+                names, events, tool_format.new_id, max_calls, schemas, ends_in_form, is_held
+            )
             return tool_format.parse(source, calls)
 
         return Parser(parse)
@@ -280,10 +285,13 @@ class AnswerReader:
         self._calls = calls
         self._shows_reasoning = shows_reasoning
 
-    def push(self, text: str, *, is_last: bool) -> tuple[Part, ...]:
-        """The parts that new text adds to the answer."""
+    def push(self, text: str, *, is_last: bool, is_complete: bool = False) -> tuple[Part, ...]:
+        """The parts that new text adds to the answer.
+
+        `is_complete` says of the last text that the model has ended it, and no limit.
+        """
         if self._reasoning is None:
-            return self._read_content(text, is_last)
+            return self._read_content(text, is_last, is_complete)
         parts: list[Part] = []
         content = ""
         for thought in self._reasoning.push(text, is_last=is_last):
@@ -291,12 +299,12 @@ class AnswerReader:
                 content += thought.text
             elif self._shows_reasoning:
                 parts.append(thought)
-        return (*parts, *self._read_content(content, is_last))
+        return (*parts, *self._read_content(content, is_last, is_complete))
 
-    def _read_content(self, text: str, is_last: bool) -> tuple[Part, ...]:
+    def _read_content(self, text: str, is_last: bool, is_complete: bool) -> tuple[Part, ...]:
         if self._calls is None:
             return (Content(text),) if text else ()
-        parts = self._calls.push(text, is_last=is_last)
+        parts = self._calls.push(text, is_last=is_last, is_complete=is_complete)
         if self._shows_reasoning:
             return tuple(parts)
         return tuple(part for part in parts if not isinstance(part, Reasoning))

@@ -33,6 +33,7 @@ class Calls:
     max_calls: int | None = None  # further ones are dropped
     parameters: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # schemas, by name
     ends_in_form: bool = False  # an answer without calls ends with text that may spell markers
+    is_held: bool = False  # a grammar holds each call from its opening on
     _num_calls: int = field(default=0, init=False)
     _is_after_call: bool = field(default=False, init=False)
 
@@ -65,6 +66,11 @@ class Calls:
         """Adds arguments to the last call."""
         if text and self._is_wanted:
             self.events.append(CallArguments(self._num_calls - 1, text))
+
+    @property
+    def has_any(self) -> bool:
+        """Whether a call has begun."""
+        return self._num_calls > 0
 
     @property
     def _is_wanted(self) -> bool:

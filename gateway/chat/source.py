@@ -18,11 +18,17 @@ _SPACE = re.compile(r"\s*")
 class Source:
     """The text that no parser has taken yet. Offsets count from its first character."""
 
-    __slots__ = ("is_ended", "text")
+    __slots__ = ("is_complete", "is_ended", "text")
 
     def __init__(self) -> None:
         self.text = ""
         self.is_ended = False
+        self.is_complete = False  # at its end: the model ended the text, no limit cut it off
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether the text has ended where more would have come."""
+        return self.is_ended and not self.is_complete
 
     def take(self, end: int) -> str:
         """Removes and returns the text before an offset."""
@@ -101,10 +107,13 @@ class Parser(Generic[Event]):
         self._events: list[Event] = []
         self._steps: Steps[None] | None = parse(self._source, self._events)
 
-    def push(self, text: str, *, is_last: bool = False) -> list[Event]:
-        """The events that are certain after this piece; all of them after the last."""
+    def push(self, text: str, *, is_last: bool = False, is_complete: bool = False) -> list[Event]:
+        """The events that are certain after this piece; all of them after the last.
+
+        `is_complete` says of the last that the model has ended it, and no limit.
+        """
         self._source.text += text
-        self._source.is_ended = is_last
+        self._source.is_ended, self._source.is_complete = is_last, is_complete
         if self._steps is not None and next(self._steps, self) is self:
             self._steps = None
         events = self._events[:]

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gateway.structure.keywords import NOTES, is_vendor
+from gateway.structure.references import resolve
 
 MAX_NESTING = 8  # of unions and references
 _OF_VALUES = frozenset({"type", "enum", "const", "minLength", "maxLength"})
@@ -48,17 +49,10 @@ def _read(schema: Any, root: Mapping[str, Any], depth: int) -> PlainText | None:
         return None
     keys = {key for key in schema if key not in NOTES and not is_vendor(key)}
     if keys == {"$ref"}:
-        return _read(_definition(schema["$ref"], root), root, depth + 1)
+        return _read(resolve(schema["$ref"], root), root, depth + 1)
     if keys == {"anyOf"}:
         return _union(schema["anyOf"], root, depth)
     return _values(schema) if keys <= _OF_VALUES else None
-
-
-def _definition(reference: Any, root: Mapping[str, Any]) -> Any:
-    """A definition at the root, by its reference."""
-    kind, _, name = str(reference).removeprefix("#/").partition("/")
-    definitions = root.get(kind) if kind in ("$defs", "definitions") else None
-    return definitions.get(name) if isinstance(definitions, Mapping) else None
 
 
 def _union(parts: Any, root: Mapping[str, Any], depth: int) -> PlainText | None:

@@ -6,38 +6,33 @@
 | glm         | <tool_call>f<arg_key>a</arg_key><arg_value>1</arg_value></tool_call>     |
 
 The arguments are passed on as a JSON object, with the types that the function's schema says; text
-is passed on while it comes.
+is passed on while it comes. Where a value ends is said in `value_end`.
+
+A model may leave out <tool_call> before a function, or write several functions after one. Closing
+tags that close nothing are dropped once the answer has a call.
 """
 
 import json
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from gateway.chat.calls import Calls
-from gateway.chat.families.typed_values import as_json, is_text
-from gateway.chat.json_end import JsonEnd
-from gateway.chat.source import Source, Steps, beginning
-
-OPEN, CLOSE = "<tool_call>", "</tool_call>"
-MAX_NAME_CHARACTERS = 256
-
-
-@dataclass(frozen=True, slots=True)
-class Tags:
-    """How a family writes the parts of a call."""
-
-    head: re.Pattern[str]  # with the function's name, up to its first argument or end
-    key: re.Pattern[str]  # with an argument's name, up to its value
-    key_start: str
-    value_end: str
-    call_end: str  # before the closing tag; may be empty
-    has_line_breaks: bool  # around each value
-
+from gateway.chat.families.typed_values import as_json, is_known, is_text
+from gateway.chat.families.value_end import (
+    CLOSE,
+    MAX_NAME_CHARACTERS,
+    OPEN,
+    Tags,
+    ValueEnd,
+    json_end,
+    pass_value,
+)
+from gateway.chat.source import Source, Steps
 
 QWEN3_CODER = Tags(
     head=re.compile(r"<function=([^>\n]*)>"),
+    head_start="<function=",
     key=re.compile(r"<parameter=([^>\n]*)>"),
     key_start="<parameter=",
     value_end="</parameter>",
@@ -46,6 +41,7 @@ QWEN3_CODER = Tags(
 )
 GLM = Tags(
     head=re.compile(r"([^<\n]*)(?=[<\n])"),
+    head_start="",
     key=re.compile(r"<arg_key>([^<\n]*)</arg_key>\s*<arg_value>"),
     key_start="<arg_key>",
     value_end="</arg_value>",
@@ -65,18 +61,45 @@ def parse_glm(source: Source, calls: Calls) -> Steps[None]:
 
 
 def _parse(source: Source, calls: Calls, tags: Tags) -> Steps[None]:
-    while (marker := (yield from source.pass_until(OPEN, calls.say))) is not None:
-        begun = marker + len(OPEN)
-        start = yield from source.skip_space(begun)
-        head = yield from _match(source, tags.head, start)
-        name = None if head is None else head[1].strip()
-        if head is None or name not in calls.names:
-            calls.say(source.take(begun))
+    # Where a grammar holds calls, it holds none without the tag.
+    bare = (tags.head_start,) if tags.head_start and not calls.is_held else ()
+    closing = tuple(filter(None, (CLOSE, tags.call_end)))
+    while True:
+        ends = closing if calls.has_any else ()
+        found = yield from source.pass_until_any((OPEN, *bare, *ends), calls.say)
+        if found is None:
+            break
+        marker, word = found
+        behind = marker + len(word)
+        if word in closing:
+            source.take(behind)
             continue
-        source.take(head.end())
-        calls.begin(name)
-        yield from _read_arguments(source, calls, tags, calls.parameters.get(name, {}))
+        start = marker if word in bare else (yield from source.skip_space(behind))
+        if not (yield from begins_function(source, start, calls.names, tags, is_bare=word in bare)):
+            calls.say(source.take(behind))
+            continue
+        source.take(start)
+        yield from _read_functions(source, calls, tags)
     calls.say(source.take(len(source.text)))
+
+
+def begins_function(
+    source: Source, at: int, names: frozenset[str], tags: Tags, *, is_bare: bool
+) -> Steps[bool]:
+    """Whether a call of one of the functions begins at an offset; nothing is taken.
+
+    Without <tool_call> its head is not enough, since a text may speak of it.
+    """
+    head = yield from _match(source, tags.head, at)
+    if head is None or head[1].strip() not in names:
+        return False
+    if not is_bare:
+        return True
+    next_at = yield from source.skip_space(head.end())
+    for word in (tags.key_start, tags.call_end or CLOSE):
+        if (yield from source.starts_with(word, next_at)):
+            return True
+    return False
 
 
 def _match(source: Source, pattern: re.Pattern[str], at: int) -> Steps[re.Match[str] | None]:
@@ -85,46 +108,28 @@ def _match(source: Source, pattern: re.Pattern[str], at: int) -> Steps[re.Match[
         match = pattern.match(source.text, at)
         if match is not None:
             return match if match.end() - at <= MAX_NAME_CHARACTERS else None
-        if _is_long(source, at) or not (yield from source.more()):
+        if len(source.text) - at > MAX_NAME_CHARACTERS or not (yield from source.more()):
             return None
 
 
-def _is_long(source: Source, at: int) -> bool:
-    return len(source.text) - at > MAX_NAME_CHARACTERS
-
-
-def _read_arguments(
-    source: Source, calls: Calls, tags: Tags, parameters: Mapping[str, Any]
-) -> Steps[None]:
-    """Passes on the arguments of a call that has begun, up to its closing tag."""
-    names: set[str] = set()
-    calls.add_arguments("{")
+def _read_functions(source: Source, calls: Calls, tags: Tags) -> Steps[None]:
+    """Reads the functions that one tag opens, and its closing tag."""
     while True:
+        head = tags.head.match(source.text)
+        assert head is not None, "a function has begun"
+        name = head[1].strip()
+        source.take(head.end())
+        calls.begin(name)
+        parameters = calls.parameters.get(name, {})
+        yield from _Arguments(source, calls, tags, parameters).read()
         at = yield from source.skip_space(0)
-        if not (yield from source.starts_with(tags.key_start, at)):
-            if tags.key_start.startswith(source.text[at:]):
-                source.take(len(source.text))  # cut off
-                return
+        if not tags.head_start or not (yield from source.starts_with(tags.head_start, at)):
             break
-        key = yield from _match(source, tags.key, at)
-        if key is None:
-            if _is_long(source, at):
-                break
-            source.take(len(source.text))  # cut off
-            return
-        name = key[1].strip()
-        source.take(key.end())
-        head = f"{', ' if names else ''}{json.dumps(name, ensure_ascii=False)}: "
-        if name in names:  # said twice: the first counts
-            yield from _pass_text(source, tags, lambda text: None)
-            continue
-        names.add(name)
-        if not (yield from _read_value(source, calls, tags, (parameters, name, head))):
-            return
-    if (yield from _take_end(source, tags.call_end or CLOSE)):
-        calls.add_arguments("}")
-        if tags.call_end:
-            yield from _take_end(source, CLOSE)
+        if not (yield from begins_function(source, at, calls.names, tags, is_bare=True)):
+            break
+        source.take(at)
+    if tags.call_end:
+        yield from _take_end(source, CLOSE)
 
 
 def _take_end(source: Source, end: str) -> Steps[bool]:
@@ -134,90 +139,84 @@ def _take_end(source: Source, end: str) -> Steps[bool]:
         source.take(at + len(end))
     elif end.startswith(source.text[at:]):
         source.take(len(source.text))
-        return False
+        return not source.is_cut
     return True
 
 
-def _read_value(
-    source: Source, calls: Calls, tags: Tags, about: tuple[Mapping[str, Any], str, str]
-) -> Steps[bool]:
-    """Passes on one argument; False if the output ended inside it."""
-    parameters, name, head = about
-    if is_text(parameters, name):
-        calls.add_arguments(f'{head}"')
-        is_whole = yield from _pass_text(
-            source, tags, lambda text: calls.add_arguments(_escaped(text))
-        )
+class _Arguments:
+    """Reads the arguments of one call, up to the end of its function."""
+
+    def __init__(
+        self, source: Source, calls: Calls, tags: Tags, parameters: Mapping[str, Any]
+    ) -> None:
+        self._source, self._calls, self._tags = source, calls, tags
+        self._parameters = parameters
+        self._names: set[str] = set()
+
+    def read(self) -> Steps[None]:
+        """Passes them on as an object; where the output is cut off, it stays open."""
+        self._calls.add_arguments("{")
+        is_whole = True
+        while is_whole and (yield from self._has_more()):
+            key = yield from _match(self._source, self._tags.key, 0)
+            if key is None:
+                if len(self._source.text) > MAX_NAME_CHARACTERS:
+                    break  # no name is as long
+                self._source.take(len(self._source.text))
+                is_whole = not self._source.is_cut
+                break
+            self._source.take(key.end())
+            is_whole = yield from self._read_value(key[1].strip())
+        if is_whole and (yield from _take_end(self._source, self._tags.call_end or CLOSE)):
+            self._calls.add_arguments("}")
+
+    def _has_more(self) -> Steps[bool]:
+        """Whether another argument begins; the space before it is taken."""
+        at = yield from self._source.skip_space(0)
+        if not (yield from self._source.starts_with(self._tags.key_start, at)):
+            return bool(self._source.text[at:]) and self._tags.key_start.startswith(
+                self._source.text[at:]
+            )
+        self._source.take(at)
+        return True
+
+    def _read_value(self, name: str) -> Steps[bool]:
+        """Passes on one argument; False if the output was cut off inside it."""
+        if name in self._names:  # said twice: the first counts
+            return (yield from self._pass(lambda text: None))
+        head = f"{', ' if self._names else ''}{json.dumps(name, ensure_ascii=False)}: "
+        self._names.add(name)
+        add = self._calls.add_arguments
+        if is_text(self._parameters, name):
+            add(f'{head}"')
+            is_whole = yield from self._pass(
+                lambda text: add(json.dumps(text, ensure_ascii=False)[1:-1])
+            )
+            if is_whole:
+                add('"')
+            return is_whole
+        end = yield from json_end(self._source, self._tags)
+        if end is None:
+            self._source.take(len(self._source.text))
+            return False
+        pieces = [self._source.take(end)]
+        is_whole = yield from self._pass(pieces.append)
         if is_whole:
-            calls.add_arguments('"')
+            add(head + as_json("".join(pieces), self._parameters, name))
         return is_whole
-    end = yield from _tags_in_json(source, tags)
-    if end is None:
-        source.take(len(source.text))
-        return False
-    pieces = [source.take(end)]
-    is_whole = yield from _pass_text(source, tags, pieces.append)
-    if is_whole:
-        calls.add_arguments(head + as_json("".join(pieces), parameters, name))
-    return is_whole
 
+    def _pass(self, emit: Callable[[str], None]) -> Steps[bool]:
+        ends = ValueEnd(self._tags, self._is_next, self._is_call, self._calls.is_held)
+        return (yield from pass_value(self._source, ends, emit))
 
-def _tags_in_json(source: Source, tags: Tags) -> Steps[int | None]:
-    """The offset after the closing tags that a JSON value has inside its strings; 0 if none.
+    def _is_call(self, at: int, is_bare: bool) -> Steps[bool]:
+        names = self._calls.names
+        return (yield from begins_function(self._source, at, names, self._tags, is_bare=is_bare))
 
-    A value that is whole before a later closing tag is JSON. None: the output ended inside it.
-    """
-    start = yield from source.skip_space(0)
-    if source.text[start : start + 1] not in ("{", "[", '"'):
-        return 0
-    scan, scanned, end, is_inside = JsonEnd(), start, 0, False
-    while True:
-        found = source.text.find(tags.value_end, end)
-        if found < 0:
-            if not (yield from source.more()):
-                return None if is_inside else 0
-            continue
-        scanned = scan.scan(source.text[:found], scanned)
-        if not scan.is_in_string:
-            return end if _is_json(source.text[start:found]) else 0
-        end = found + len(tags.value_end)
-        is_inside = is_inside or not (yield from _goes_on(source, tags, end))
-
-
-def _goes_on(source: Source, tags: Tags, at: int) -> Steps[bool]:
-    """Whether another argument or the end of the call follows."""
-    at = yield from source.skip_space(at)
-    for word in (tags.key_start, tags.call_end or CLOSE):
-        if (yield from source.starts_with(word, at)):
-            return True
-    return False
-
-
-def _is_json(text: str) -> bool:
-    try:
-        json.loads(text)
-    except (ValueError, RecursionError):
-        return False
-    return True
+    def _is_next(self, name: str) -> bool:
+        """Whether a name is that of an argument that may follow."""
+        return name not in self._names and is_known(self._parameters, name)
 
 
 def _escaped(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)[1:-1]
-
-
-def _pass_text(source: Source, tags: Tags, emit: Callable[[str], None]) -> Steps[bool]:
-    """Emits a value up to the tag that ends it; False if the output ended before."""
-    if tags.has_line_breaks and (yield from source.starts_with("\n", 0)):
-        source.take(1)
-    while True:
-        found = source.text.find(tags.value_end)
-        end = found if found >= 0 else len(source.text) - beginning(source.text, tags.value_end)
-        if tags.has_line_breaks and source.text[:end].endswith("\n"):
-            end -= 1
-        emit(source.take(end))
-        if found >= 0:
-            source.take(found - end + len(tags.value_end))
-            return True
-        if not (yield from source.more()):
-            source.take(len(source.text))  # the tag had begun
-            return False

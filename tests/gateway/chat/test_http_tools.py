@@ -242,3 +242,25 @@ async def test_a_conversation_with_tools_is_tokenized_as_it_is_submitted(
     assert response.json()["tokens"] == running.scheduler.prompt_of(0)
     refused = await running.http.post("/tokenize", json={"prompt": "x", "tools": [weather]})
     assert refused.json()["error"]["param"] == "tools"
+
+
+@pytest.mark.parametrize("is_cut", [False, True])
+async def test_arguments_between_tags_are_open_only_where_the_output_was_cut_off(
+    is_cut: bool, start: Any, encode: Callable[[str], list[int]], weather: dict[str, Any]
+) -> None:
+    running = await start(tool_call_parser="qwen3_coder")
+    running.scheduler.output = encode(
+        "<tool_call>\n<function=get_weather>\n<parameter=city>\nParis"
+    )
+    if is_cut:
+        running.scheduler.end = {"reason": types_pb2.FINISH_REASON_LENGTH}
+    choice = await ask(running, tools=[weather])
+    (call,) = choice["message"]["tool_calls"]
+    assert call["function"]["arguments"] == ('{"city": "Paris' if is_cut else '{"city": "Paris"}')
+    assert choice["finish_reason"] == ("length" if is_cut else "tool_calls")
+    pieces = [
+        piece["function"]["arguments"]
+        for one in await stream(running, tools=[weather])
+        for piece in one["delta"].get("tool_calls", ())
+    ]
+    assert "".join(pieces) == call["function"]["arguments"]
