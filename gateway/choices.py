@@ -7,7 +7,7 @@ from hashlib import blake2b
 from gateway.errors import invalid
 from gateway.generation import GenerationRequest, Usage
 
-MAX_CHOICES = 16
+MAX_CHOICES = 128
 
 
 def expand(request: GenerationRequest, num_choices: int | None) -> list[GenerationRequest]:

@@ -11,6 +11,7 @@ from pydantic import WithJsonSchema as JsonSchema
 
 from gateway import limits
 from gateway.embeddings import PromptEmbedding
+from gateway.errors import unsupported
 from gateway.fan_out import embed_all
 from gateway.generation import GenerationRequest, PrefixReuse, PromptPooling
 from gateway.http import fields
@@ -37,6 +38,7 @@ class EmbeddingBody(Body):
 
     input: Inputs
     model: str | None = None
+    dimensions: int | None = None
     encoding_format: Literal["float", "base64"] = "float"
     pooling: Literal["last", "mean"] = "last"
     normalize: bool | None = None
@@ -72,6 +74,8 @@ async def embed(body: EmbeddingBody, request: Request, pipeline: Pipeline) -> Re
     model = pipeline.resolve_model(body.model).name
     normalizes = body.normalize is not False
     found = await unless_disconnected(request, embed_all(pipeline, wanted, "input", normalizes))
+    for embedding in found:
+        _check_size(body.dimensions, len(embedding.vector))
     num_tokens = sum(embedding.usage.num_prompt_tokens for embedding in found)
     return JSONResponse(
         {
@@ -84,6 +88,12 @@ async def embed(body: EmbeddingBody, request: Request, pipeline: Pipeline) -> Re
             "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
         }
     )
+
+
+def _check_size(asked: int | None, size: int) -> None:
+    """Raises RequestError for a number of dimensions that is not the model's own."""
+    if asked is not None and asked != size:
+        raise unsupported("dimensions", f"the vectors of this model have {size}, and no fewer")
 
 
 def _written(body: EmbeddingBody, embedding: PromptEmbedding) -> list[float] | str:

@@ -23,8 +23,8 @@ HARMLESS = frozenset(
     | {"prompt_cache_options", "service_tier", "session_id", "cache_control"}
 )
 GENERATION_HARMLESS = HARMLESS | {"guided_decoding_backend", "stream_interval"}
-CHAT_HARMLESS = GENERATION_HARMLESS | {"prediction"}
-RESPONSE_HARMLESS = HARMLESS | {"client_metadata"}
+CHAT_HARMLESS = GENERATION_HARMLESS | {"prediction", "verbosity", "store"}
+RESPONSE_HARMLESS = HARMLESS | {"client_metadata", "max_tool_calls"}
 
 # Field -> values that change nothing. Null is accepted everywhere.
 _BOTH: dict[str, tuple[Any, ...]] = {
@@ -58,10 +58,8 @@ CHAT: dict[str, tuple[Any, ...]] = (
         "function_call": ("none",),
         "modalities": (["text"],),
         "audio": (),
-        "verbosity": ("medium",),
         "web_search_options": (),
         "moderation": (),
-        "store": (False,),
         "return_prompt_text": (False,),
     }
 )
@@ -76,7 +74,6 @@ EMBEDDING: dict[str, tuple[Any, ...]] = _RENDERING | {
     "add_generation_prompt": (False,),
     "continue_final_message": (False,),
     "chat_template_kwargs": ({},),
-    "dimensions": (),
     "embed_dtype": ("float32",),
     "endianness": ("native", "little"),
     "use_activation": (True,),
@@ -111,10 +108,9 @@ RESPONSE: dict[str, tuple[Any, ...]] = {
     "background_options": ({}, {"completion_window": "soonest"}),
     "context_management": ([],),
     "conversation": (),
-    "max_tool_calls": (),
     "prompt": (),
     "top_logprobs": (0,),
-    "truncation": ("disabled",),
+    "truncation": ("disabled", "auto"),
     "access_programs": ([],),
     "image": (),
     "moderation": (),
@@ -135,6 +131,29 @@ MESSAGES: dict[str, tuple[Any, ...]] = {
 MESSAGES_HARMLESS = (HARMLESS - {"metadata"}) | {"diagnostics", "user_profile_id", "workspace_id"}
 
 MESSAGE: dict[str, tuple[Any, ...]] = {"function_call": (), "audio": ()}
+
+# What other servers read and no table above names: each would change the output. With the values
+# that ask for nothing; so do empty lists, objects and texts.
+ELSEWHERE: dict[str, tuple[Any, ...]] = {
+    **dict.fromkeys(("lora", "lora_request", "lora_path", "lora_name", "lora_id"), ()),
+    **dict.fromkeys(("adapter", "adapters", "adapter_id", "adapter_name", "adapter_source"), ()),
+    **dict.fromkeys(("prompt_adapter_request", "control_vectors", "steering_vectors"), ()),
+    **dict.fromkeys(("image_data", "audio_data", "video_data", "images", "input_embeds"), ()),
+    **dict.fromkeys(("multi_modal_data", "regex", "ebnf", "grammar", "json_schema"), ()),
+    **dict.fromkeys(("response_schema", "guided_decoding", "stop_regex", "samplers"), ()),
+    **dict.fromkeys(("custom_logit_processor", "logits_processor", "custom_params"), ()),
+    **dict.fromkeys(("max_new_tokens", "min_new_tokens", "n_predict", "num_predict"), ()),
+    **dict.fromkeys(("negative_prompt", "guidance_scale", "force_words_ids", "suffix_ids"), ()),
+    **dict.fromkeys(("typical_p", "top_a", "tfs_z", "repeat_penalty", "top_p_decay"), (1, 1.0)),
+    **dict.fromkeys(("encoder_repetition_penalty", "num_beams", "beam_width"), (1, 1.0)),
+    **dict.fromkeys(("mirostat", "no_repeat_ngram_size", "penalty_alpha"), (0, 0.0)),
+    **dict.fromkeys(("xtc_probability", "dry_multiplier", "dynatemp_range"), (0, 0.0)),
+    **dict.fromkeys(("epsilon_cutoff", "eta_cutoff", "smoothing_factor"), (0, 0.0)),
+    **dict.fromkeys(("top_n_sigma",), (0, 0.0, -1, -1.0)),
+    **dict.fromkeys(("watermark", "return_hidden_states", "no_stop_trim"), (False,)),
+    "do_sample": (True,),
+}
+_EMPTY: tuple[Any, ...] = ([], {}, "")
 
 # In earlier answers that clients send back, ours or of other servers.
 COPIED = frozenset(
@@ -169,12 +188,22 @@ def accepted(
                 context = {"field": name, "problem": _problem(neutral[name])}
                 raise PydanticCustomError(UNSUPPORTED_FIELD, "{problem}", context)
         elif name not in harmless:
+            if where == "" and name in ELSEWHERE:
+                _check_elsewhere(name, value)
+                continue
             if where is None or not notices.are_collected():
                 kept[name] = value
                 continue
             shown = str(name)[: notices.MOST_NAME_CHARACTERS]
             notices.ignore(where + shown, "is not a field of this request, and was ignored")
     return kept
+
+
+def _check_elsewhere(name: str, value: Any) -> None:
+    """Raises PydanticCustomError for a field of another server that asks for something."""
+    if not any(_is_same(value, off) for off in (*ELSEWHERE[name], *_EMPTY)):
+        context = {"field": name, "problem": _problem(ELSEWHERE[name])}
+        raise PydanticCustomError(UNSUPPORTED_FIELD, "{problem}", context)
 
 
 def _is_same(value: Any, neutral: Any) -> bool:

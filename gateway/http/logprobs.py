@@ -31,11 +31,19 @@ def chat_logprobs(tokens: Sequence[OutputTokenLogprobs], name: Namer) -> dict[st
     content = [
         {
             **_chat_token(token.sampled, name),
-            "top_logprobs": [_chat_token(top, name) for top in token.top],
+            "top_logprobs": [_chat_token(top, name) for top in _shown(token)],
         }
         for token in tokens
     ]
     return {"content": content, "refusal": None}
+
+
+def _shown(token: OutputTokenLogprobs) -> Sequence[Candidate]:
+    """The alternatives; the token itself precedes those that a request names, as in vLLM."""
+    if not token.is_named:
+        return token.top
+    others = [top for top in token.top if top.token_id != token.sampled.token_id]
+    return [token.sampled, *others]
 
 
 def completion_logprobs(tokens: Sequence[OutputTokenLogprobs], name: Namer) -> dict[str, Any]:

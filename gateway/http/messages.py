@@ -17,7 +17,7 @@ from pydantic import WithJsonSchema as JsonSchema
 from gateway import limits
 from gateway.chat.conversation import Message, Tool, ToolCall, ToolChoice, ToolMode, ToolPlaces
 from gateway.errors import invalid, unsupported
-from gateway.http import fields
+from gateway.http import fields, media
 from gateway.http.hosted_tools import HostedTool, is_hosted, left_out, refuse_choice
 from gateway.text.unicode import to_json
 
@@ -161,18 +161,22 @@ class ChatMessage(Strict):
 
 
 def _check_messages(messages: Any) -> Any:
-    """The turns as they are. Raises RequestError naming content that is not text."""
+    """The turns without parts that hold nothing. Raises RequestError naming what is no text."""
     if not isinstance(messages, list):
         return messages
     limits.check_count("messages", len(messages), limits.MAX_MESSAGES)
-    for index, message in enumerate(messages):
-        path = f"messages[{index}]."
-        if isinstance(message, dict):
-            content = message.get("content")
-            check_list(f"{path}content", content, limits.MAX_CONTENT_PARTS, *TEXT_KINDS)
-            calls = message.get("tool_calls")
-            check_list(f"{path}tool_calls", calls, limits.MAX_TOOL_CALLS, "function")
-    return messages
+    return [_checked(f"messages[{index}].", message) for index, message in enumerate(messages)]
+
+
+def _checked(path: str, message: Any) -> Any:
+    if not isinstance(message, dict):
+        return message
+    check_list(f"{path}tool_calls", message.get("tool_calls"), limits.MAX_TOOL_CALLS, "function")
+    content = message.get("content")
+    if not isinstance(content, list):
+        return message
+    limits.check_count(f"{path}content", len(content), limits.MAX_CONTENT_PARTS)
+    return message | {"content": media.readable(f"{path}content", content, TEXT_KINDS)}
 
 
 def check_list(path: str, entries: Any, limit: int, *known: str) -> None:

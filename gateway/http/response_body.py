@@ -1,6 +1,6 @@
 """The body of POST /v1/responses, and its conversion to a chat."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -17,15 +17,17 @@ from gateway.chat.conversation import (
 )
 from gateway.errors import invalid, unsupported
 from gateway.generation import GenerationRequest, SamplingParams, check_range
-from gateway.http import fields
-from gateway.http.messages import Strict, TextPart
+from gateway.http import fields, media
+from gateway.http.messages import TEXT_KINDS, Strict, TextPart
 from gateway.http.response_tools.bodies import (
+    AnyTool,
     CalledTool,
     ResponseChoice,
     ResponseTools,
     to_tools,
 )
 from gateway.http.response_tools.input_text import to_arguments
+from gateway.http.response_tools.other_items import as_items, is_other
 from gateway.http.schema import (
     RANDOM_SEED,
     Biases,
@@ -129,7 +131,24 @@ class ReasoningItem(ItemBody):
     content: TextParts | None = None
 
 
-Item = MessageItem | CallItem | CustomCallItem | ResultItem | ReasoningItem
+class ItemReference(ItemBody):
+    """An item of an earlier answer, by its id."""
+
+    type: Literal["item_reference"] = "item_reference"
+    id: str
+
+
+class ToolsItem(ItemBody):
+    """Tools that are added, or were found by a search, on the way."""
+
+    harmless: ClassVar[Collection[str]] = fields.COPIED | {"call_id", "execution", "role"}
+
+    type: Literal["additional_tools", "tool_search_output"]
+    tools: ResponseTools
+
+
+Said = MessageItem | CallItem | CustomCallItem | ResultItem | ReasoningItem
+Item = Said | ItemReference | ToolsItem
 _KINDS: dict[str, type[Item]] = {
     "message": MessageItem,
     "function_call": CallItem,
@@ -137,7 +156,11 @@ _KINDS: dict[str, type[Item]] = {
     "custom_tool_call": CustomCallItem,
     "custom_tool_call_output": ResultItem,
     "reasoning": ReasoningItem,
+    "item_reference": ItemReference,
+    "additional_tools": ToolsItem,
+    "tool_search_output": ToolsItem,
 }
+_PARTS = ("content", "output")  # the fields of items that hold parts
 
 
 def _parse_input(value: Any) -> Any:
@@ -154,17 +177,45 @@ def _parse_input(value: Any) -> Any:
 
 def parse_items(path: str, items: list[Any]) -> list[Item]:
     """Items by their type. Raises RequestError naming the one at fault below `path`."""
-    return [_parse_item(f"{path}[{index}]", item) for index, item in enumerate(items)]
+    return [
+        parsed
+        for index, item in enumerate(items)
+        for parsed in _parse_item(f"{path}[{index}]", item)
+    ]
 
 
-def _parse_item(path: str, item: Any) -> Item:
-    kind = item.get("type", "message") if isinstance(item, dict) else None
+def _parse_item(path: str, item: Any) -> Iterator[Item]:
+    kind = _kind_of(item)
+    if isinstance(kind, str) and is_other(kind):
+        for told in as_items(path, kind, item):
+            yield from _parse_item(path, told)
+        return
     if not isinstance(kind, str) or kind not in _KINDS:
         raise unsupported(f"{path}.type", f"must be one of {', '.join(_KINDS)}")
     try:
-        return _KINDS[kind].model_validate(item)
+        yield _KINDS[kind].model_validate(_with_readable_parts(path, item))
     except ValidationError as error:
         raise fields.refusal(error.errors()[0], path) from error
+
+
+def _kind_of(item: Any) -> Any:
+    """The type, which messages and references may leave out."""
+    if not isinstance(item, dict):
+        return None
+    kind = item.get("type")
+    if kind is not None:
+        return kind
+    return "item_reference" if "id" in item and "role" not in item else "message"
+
+
+def _with_readable_parts(path: str, item: dict[str, Any]) -> dict[str, Any]:
+    """The item without parts that hold nothing. Raises RequestError for those that are no text."""
+    for name in _PARTS:
+        parts = item.get(name)
+        if isinstance(parts, list):
+            limits.check_count(f"{path}.{name}", len(parts), limits.MAX_CONTENT_PARTS)
+            item = item | {name: media.readable(f"{path}.{name}", parts, TEXT_KINDS)}
+    return item
 
 
 Input = Annotated[
@@ -201,7 +252,7 @@ class TextFormat(Strict):
 class TextOptions(Strict):
     """Settings of the text."""
 
-    neutral: ClassVar[fields.Neutral] = {"verbosity": ("medium",)}
+    harmless: ClassVar[Collection[str]] = frozenset({"verbosity"})
 
     format: TextFormat | None = None
 
@@ -252,12 +303,24 @@ class ResponseBody(Body):
     background: bool | None = None
     previous_response_id: str | None = None
 
+    @property
+    def all_tools(self) -> list[AnyTool]:
+        """The tools, and those that items add under names of their own."""
+        tools = list(self.tools or ())
+        names = {tool.name for tool in tools}
+        for item in self.input:
+            for tool in item.tools if isinstance(item, ToolsItem) else ():
+                if tool.name not in names:
+                    names.add(tool.name)
+                    tools.append(tool)
+        return tools
+
     def to_request(self, request_id: str, earlier: Sequence[Item] = ()) -> GenerationRequest:
         """The request, after `earlier` items. Raises RequestError naming the field at fault."""
         if LOGPROBS in (self.include or ()):
             raise unsupported("include", f"{LOGPROBS} is not supported by this server")
         choice = self.tool_choice or ToolChoice()
-        tools = to_tools(self.tools or ())
+        tools = to_tools(self.all_tools)
         if choice.mode is ToolMode.REQUIRED and not tools:
             raise invalid("tool_choice", "is only allowed with tools")
         effort = None if self.reasoning is None else self.reasoning.effort
@@ -338,6 +401,8 @@ def _add(turns: list[Message], item: Item) -> None:
             turns.append(Message("tool", _text_of(item.output), tool_call_id=item.call_id))
         case MessageItem():
             turns.append(Message(item.role, _text_of(item.content)))
+        case ToolsItem() | ItemReference():
+            pass  # those are told with the other tools, these were replaced
 
 
 def _open_turn(

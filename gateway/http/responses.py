@@ -24,6 +24,8 @@ from gateway.http.response_items import COMPLETED, IN_PROGRESS, INCOMPLETE, Item
 from gateway.http.response_tools.bodies import called_tools, is_left_out
 from gateway.http.stored.background import BackgroundResponses
 from gateway.http.stored.kept import Kept, kept_for, owner
+from gateway.http.stored.recent import RecentItems
+from gateway.http.stored.references import resolved
 from gateway.http.stored.store import ResponseStore
 from gateway.pipeline import Pipeline
 from gateway.sampling_defaults import SamplingDefaults
@@ -36,6 +38,7 @@ class Keeping:
 
     store: ResponseStore | None = None  # None: nothing is stored
     background: BackgroundResponses = field(default_factory=BackgroundResponses)
+    recent: RecentItems = field(default_factory=RecentItems)
 
 
 async def respond(
@@ -47,7 +50,9 @@ async def respond(
     """
     store = keeping.store
     given_id = request.headers.get(REQUEST_ID) or body.request_id
-    kept = kept_for(body, given_id, store)
+    found = resolved(body.input, owner(), keeping.recent, store)
+    body = body.model_copy(update={"input": found})
+    kept = kept_for(body, given_id, store, keeping.recent)
     request_id = given_id or kept.response_id
     about(request_id)
     standing = standing_of(body, request.headers)
@@ -56,7 +61,7 @@ async def respond(
     head = _head(kept.response_id, model, body, pipeline.sampling_defaults)
     for name, value in head.items():  # what is repeated must be text
         limits.utf8(name, json.dumps(value, ensure_ascii=False))
-    items = Items(called_tools(body.tools or ()))
+    items = Items(called_tools(body.all_tools))
     if body.background:
         head["background"] = True
         _check_background(kept)

@@ -37,6 +37,7 @@ class OutputTokenLogprobs:
     sampled: Candidate
     top: tuple[Candidate, ...]  # likeliest first, or as named; may include the sampled token
     text_offset: int  # number of characters of the output before it
+    is_named: bool = False  # the request names the alternatives
 
 
 def raw_logprobs(table: LogprobColumns) -> list[RawLogprobs]:
@@ -92,4 +93,4 @@ class LogprobReader:
         if self.total is not None:
             self.total += raw.logprob
         sampled = Candidate(token_id, raw.logprob, raw.rank, self._spell(token_id))
-        return OutputTokenLogprobs(sampled, top, offset)
+        return OutputTokenLogprobs(sampled, top, offset, bool(self._named))

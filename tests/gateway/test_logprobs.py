@@ -127,18 +127,21 @@ def naming(running: Any) -> Any:
         yield scheduler
 
 
-async def test_a_chat_has_the_log_probabilities_of_named_tokens(
-    running: Any, naming: Any, tokenizer: Any
+@pytest.mark.parametrize("names_sampled", [False, True])
+async def test_a_chat_has_the_log_probabilities_of_the_token_and_of_named_ones(
+    names_sampled: bool, running: Any, naming: Any, tokenizer: Any
 ) -> None:
     """At each position, whole and streamed, with any number of `top_logprobs`."""
+    named = [*NAMED, *naming.output[:1]] if names_sampled else NAMED
     for fields in ({}, {"top_logprobs": 1}, {"top_logprobs": 20}):
-        body = CHAT | {"logprobs": True, "logprob_token_ids": NAMED} | fields
+        body = CHAT | {"logprobs": True, "logprob_token_ids": named} | fields
         choice = (await post(running, "/v1/chat/completions", body))["choices"][0]
         content = choice["logprobs"]["content"]
         assert len(content) == len(naming.output)
-        for token in content:
+        for sampled, token in zip(naming.output, content, strict=True):
             told = [(bytes(top["bytes"]), top["logprob"]) for top in token["top_logprobs"]]
-            assert told == [(tokenizer.spell(i), pytest.approx(logprob_of(i))) for i in NAMED]
+            expected = [sampled, *(i for i in named if i != sampled)]
+            assert told == [(tokenizer.spell(i), pytest.approx(logprob_of(i))) for i in expected]
         chunks = await stream(running, "/v1/chat/completions", body)
         choices = [choice for chunk in chunks for choice in chunk["choices"] if choice["logprobs"]]
         assert [token for one in choices for token in one["logprobs"]["content"]] == content
@@ -305,7 +308,7 @@ async def test_bad_words_over_grpc_are_strings_beside_token_ids(running: Any, en
 
 REFUSALS = [
     ("n", {"n": 0}),
-    ("n", {"n": 17}),
+    ("n", {"n": 129}),
     ("presence_penalty", {"presence_penalty": 2.5}),
     ("frequency_penalty", {"frequency_penalty": -2.5}),
     ("repetition_penalty", {"repetition_penalty": 0}),

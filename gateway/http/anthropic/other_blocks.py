@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from gateway.errors import invalid, unsupported
+from gateway.http import media
 from gateway.leniency import notices
 
 SEALED = "redacted_thinking"  # only its maker can read it
@@ -15,12 +16,6 @@ RAN_ELSEWHERE = (
     *("server_tool_use", "mcp_tool_use", "mcp_tool_listing", "container_upload", "fallback"),
 )
 RESULT = "_tool_result"  # ends the type of each block with what a server's tool returned
-# The words by which Claude Code takes the file out of the conversation and goes on.
-MEDIA = {
-    "image": "could not process image: the model reads text only",
-    "document": "could not process pdf: the model reads text only",
-}
-
 Block = Mapping[str, Any]
 
 
@@ -36,24 +31,13 @@ def read(path: str, kind: str, block: Block, known: Collection[str]) -> str | No
         return None
     if kind in _READERS and "tool_use" not in known:
         return _READERS[kind](path, block)
-    if kind in MEDIA:
-        if _is_left_out(block):
-            return None
-        raise unsupported(f"{path}.type", MEDIA[kind])
-    problem = f"{kind[:64]!r} is not supported here, only {', '.join(known)}"
-    raise unsupported(f"{path}.type", problem)
+    if media.is_left_out(kind, block):
+        return None
+    raise unsupported(f"{path}.type", media.problem(kind, known))
 
 
 def _is_of_another_server(kind: str) -> bool:
     return kind in (SEALED, *RAN_ELSEWHERE) or kind.endswith(RESULT)
-
-
-def _is_left_out(block: Block) -> bool:
-    """Whether an earlier step took the content out of the block and left its wrapping."""
-    source = block.get("source")
-    if source is None:
-        return True
-    return isinstance(source, Mapping) and "" in (source.get("data"), source.get("url"))
 
 
 def _text_of(path: str, value: Any) -> str:
@@ -85,9 +69,9 @@ def _document(path: str, block: Block) -> str | None:
     source = block.get("source")
     kind = source.get("type") if isinstance(source, Mapping) else None
     if source is None or kind not in ("text", "content"):
-        if _is_left_out(block):
+        if media.is_left_out("document", block):
             return None
-        raise unsupported(f"{path}.type", MEDIA["document"])
+        raise unsupported(f"{path}.type", media.FILE)
     name = "data" if kind == "text" else "content"
     head = [block[name] for name in ("title", "context") if isinstance(block.get(name), str)]
     return "\n".join([*head, _texts_of(f"{path}.source.{name}", source.get(name))])

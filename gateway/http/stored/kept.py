@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from gateway import limits
+from gateway.auth import CLIENT
 from gateway.errors import unsupported
 from gateway.http.response_body import Item, ResponseBody, parse_items
+from gateway.http.stored.recent import RecentItems
 from gateway.http.stored.store import ResponseStore
 from wire.identity.access import CALLER
 
@@ -30,9 +32,12 @@ class Kept:
     store: ResponseStore | None  # None: it is not to be kept
     input_items: Sequence[dict[str, Any]]
     previous_id: str | None
+    recent: RecentItems | None  # None: the items of the answer may not be named later
 
     def keep(self, body: dict[str, Any]) -> None:
         """Stores an answer at its end, and says in it whether it is."""
+        if self.recent is not None:
+            self.recent.put(owner(), CLIENT.get(), body["output"])
         body["store"] = True
         is_kept = self.store is not None and self.store.put(
             owner(), body, self.input_items, self.previous_id
@@ -40,7 +45,9 @@ class Kept:
         body["store"] = is_kept
 
 
-def kept_for(body: ResponseBody, given_id: str | None, store: ResponseStore | None) -> Kept:
+def kept_for(
+    body: ResponseBody, given_id: str | None, store: ResponseStore | None, recent: RecentItems
+) -> Kept:
     """What the request asks of the store. Raises RequestError where it cannot be done."""
     if store is None:
         for field, asks in (
@@ -53,11 +60,12 @@ def kept_for(body: ResponseBody, given_id: str | None, store: ResponseStore | No
     previous_id, earlier = body.previous_response_id, []
     if store is not None and previous_id is not None:
         earlier = parse_items("previous_response_id", store.conversation(owner(), previous_id))
+    named = None if body.store is False else recent
     if store is None or body.store is False:
-        return Kept(given_id or new_id, earlier, None, (), previous_id)
+        return Kept(given_id or new_id, earlier, None, (), previous_id, named)
     # Not an id that a caller chose: where there are no keys, ids must not be guessed.
     items = [_stored(f"input[{index}]", item) for index, item in enumerate(body.input)]
-    return Kept(new_id, earlier, store, items, previous_id)
+    return Kept(new_id, earlier, store, items, previous_id, named)
 
 
 def _stored(path: str, item: Item) -> dict[str, Any]:

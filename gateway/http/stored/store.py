@@ -14,6 +14,7 @@ from gateway import limits
 from gateway.errors import ErrorKind, RequestError, invalid
 
 OVERHEAD_BYTES = 1024  # of one response, besides its JSON
+ITEM_BYTES = 256  # of the place of one item
 MOST_CONTINUED_BYTES = limits.MAX_BODY_BYTES  # as if the items had been sent
 
 Item = dict[str, Any]
@@ -30,11 +31,13 @@ class StoredResponse:
     body: bytes
     input_items: bytes
     previous_id: str | None  # of the response that it continues
+    item_ids: tuple[str, ...]  # of both
 
     @property
     def num_bytes(self) -> int:
         """What it costs."""
-        return len(self.body) + len(self.input_items) + OVERHEAD_BYTES
+        ids = ITEM_BYTES * len(self.item_ids)
+        return len(self.body) + len(self.input_items) + ids + OVERHEAD_BYTES
 
 
 class ResponseStore:
@@ -45,6 +48,7 @@ class ResponseStore:
         self._num_bytes = 0
         self._by_owner: dict[str, OrderedDict[str, StoredResponse]] = {}  # oldest first
         self._bytes_of: dict[str, int] = {}
+        self._response_of: dict[tuple[str, str], str] = {}  # by owner and id of an item
 
     @property
     def num_bytes(self) -> int:
@@ -55,10 +59,12 @@ class ResponseStore:
         self, owner: str, body: Item, input_items: Sequence[Item], previous_id: str | None
     ) -> bool:
         """Keeps a response under its id; False for one that has no room even alone."""
-        encoded = StoredResponse(_encode(body), _encode(input_items), previous_id)
+        ids = tuple(item["id"] for item in (*input_items, *body["output"]) if "id" in item)
+        encoded = StoredResponse(_encode(body), _encode(input_items), previous_id, ids)
         if encoded.num_bytes > self._max_bytes:
             return False
         self._by_owner.setdefault(owner, OrderedDict())[body["id"]] = encoded
+        self._response_of.update(((owner, item_id), body["id"]) for item_id in ids)
         self._add(owner, encoded.num_bytes)
         while self._num_bytes > self._max_bytes:
             largest = max(self._bytes_of, key=self._bytes_of.__getitem__)
@@ -73,6 +79,16 @@ class ResponseStore:
     def input_items(self, owner: str, response_id: str) -> list[Item]:
         """The items of the response's request, oldest first. Raises RequestError."""
         found: list[Item] = json.loads(self._find(owner, response_id, "response_id").input_items)
+        return found
+
+    def item(self, owner: str, item_id: str) -> Item | None:
+        """An item of a response or of its request; None when it is not there."""
+        response_id = self._response_of.get((owner, item_id))
+        if response_id is None:
+            return None
+        stored = self._by_owner[owner][response_id]
+        items = [*json.loads(stored.input_items), *json.loads(stored.body)["output"]]
+        found: Item = next(item for item in items if item.get("id") == item_id)
         return found
 
     def delete(self, owner: str, response_id: str) -> None:
@@ -115,7 +131,11 @@ class ResponseStore:
         self._bytes_of[owner] = self._bytes_of.get(owner, 0) + num_bytes
 
     def _drop(self, owner: str, response_id: str) -> None:
-        self._add(owner, -self._by_owner[owner].pop(response_id).num_bytes)
+        dropped = self._by_owner[owner].pop(response_id)
+        self._add(owner, -dropped.num_bytes)
+        for item_id in dropped.item_ids:
+            if self._response_of.get((owner, item_id)) == response_id:
+                del self._response_of[owner, item_id]
         if not self._by_owner[owner]:
             del self._by_owner[owner], self._bytes_of[owner]
 

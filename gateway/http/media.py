@@ -1,0 +1,58 @@
+"""Parts of a turn that are no text: refused by name, or nothing where their content is left out.
+
+Some agents take a picture out of the conversation and go on once they read that it could not be
+processed: Claude Code the first sentence, Codex the second.
+"""
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from gateway.errors import unsupported
+
+IMAGE = "could not process image: the model reads text only"
+FILE = "could not process pdf: the model reads text only"
+NO_IMAGE = "The image data you provided does not represent a valid image for it"
+_IMAGES = ("image", "image_url", "input_image", "computer_screenshot")
+_FILES = ("file", "input_file", "document")
+_CARRIERS = ("source", "image_url", "image", "file", "file_id", "file_data", "file_url")
+_INSIDE = ("data", "url", "file_id", "file_data")
+
+
+def readable(path: str, parts: list[Any], known: Collection[str]) -> list[Any]:
+    """The parts without those whose content was left out.
+
+    Raises RequestError naming the first of a type that is none of the `known` ones.
+    """
+    kept = []
+    for index, part in enumerate(parts):
+        kind = part.get("type") if isinstance(part, dict) else None
+        if not isinstance(kind, str) or kind in known:
+            kept.append(part)
+        elif not is_left_out(kind, part):
+            raise unsupported(f"{path}[{index}].type", problem(kind, known))
+    return kept or ([{"type": "text", "text": ""}] if parts else [])
+
+
+def is_left_out(kind: str, part: Mapping[str, Any]) -> bool:
+    """Whether an earlier step took the content out of a part and left its wrapping."""
+    if kind not in (*_IMAGES, *_FILES):
+        return False
+    return not any(_carries(part.get(name)) for name in _CARRIERS)
+
+
+def _carries(value: Any) -> bool:
+    """Whether something is there: text, or an object that is not known to hold an empty one."""
+    if not isinstance(value, Mapping):
+        return bool(value)
+    named = [value[name] for name in _INSIDE if name in value]
+    return not named or any(named)
+
+
+def problem(kind: str, known: Collection[str]) -> str:
+    """Why a part of this type is refused."""
+    if kind in _IMAGES:
+        return f"{IMAGE}. {NO_IMAGE}"
+    if kind in _FILES:
+        return FILE
+    supported = " or ".join(map(repr, known))
+    return f"{kind[:64]!r} is not supported by this model, only {supported}"
