@@ -65,7 +65,7 @@ class ServiceConfig:
     max_grant: int = 8  # most decode steps per frame; 0 or 1: no grants
     speculative_config: SpeculationOptions | None = None  # None: nothing is drafted
     state_check_interval: int = 64  # in steps; 0: never check the worker's state
-    policy: Policy = Policy.FCFS
+    policy: Policy = Policy.FAIR
     preemption: Preemption = Preemption.RECOMPUTE
     priority_ageing_s: float = 60.0
     tenant_weights: tuple[tuple[str, float], ...] = ()
@@ -327,10 +327,10 @@ def _add_policy_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--policy",
         type=Policy,
-        default=Policy.FCFS.value,
+        default=Policy.FAIR.value,
         metavar="{fcfs,priority,fair}",
         help="scheduling policy: first come first served, by priority, or fair share between "
-        "tenants",
+        "tenants, which is the first of these where all are one tenant",
     )
     parser.add_argument(
         "--preemption",

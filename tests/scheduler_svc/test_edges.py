@@ -192,7 +192,7 @@ async def test_a_priority_is_refused_where_the_policy_ignores_it() -> None:
     async with cluster(MODEL) as made:
         code, message = await _code_of_call(made, request)
         assert code is grpc.StatusCode.INVALID_ARGUMENT
-        assert message == "priority: 7 is of no use: the policy is fcfs, which ignores priorities"
+        assert message == "priority: 7 is of no use: the policy is fair, which ignores priorities"
         request.num_prompt_tokens = 3  # accepted before, by a scheduler of another policy
         assert await _code_of_call(made, request) == (grpc.StatusCode.OK, "")
     async with cluster(policy=Policy.PRIORITY) as made:

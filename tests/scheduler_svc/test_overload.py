@@ -93,7 +93,7 @@ async def test_a_refused_call_says_when_to_come_again_and_then_finds_its_place(
         assert num_tokens == 8
         assert [await finish(call) for call in calls] == [40, 12, 12, 12]
         seen = await cluster.scheduler.GetStatus(scheduler_pb2.GetStatusRequest())
-    assert (seen.num_overloaded, seen.policy) == (1 + num_refused, "fcfs")
+    assert (seen.num_overloaded, seen.policy) == (1 + num_refused, "fair")
     assert seen.seconds_of_backlog == 0.0
 
 

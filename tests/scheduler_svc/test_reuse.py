@@ -127,7 +127,7 @@ async def test_a_policy_without_priorities_refuses_to_change_one(make_cluster: M
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await cluster.scheduler.SetPriority(scheduler_pb2.SetPriorityRequest(request_id="a"))
     assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
-    assert "fcfs" in (caught.value.details() or "")
+    assert "fair" in (caught.value.details() or "")
 
 
 async def test_what_was_swapped_out_goes_on_without_a_token_lost(make_cluster: MakeCluster) -> None:

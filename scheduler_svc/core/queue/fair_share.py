@@ -2,7 +2,8 @@
 
 A tenant's counter grows with the tokens computed and sampled for it, each multiplied by its cost
 and divided by the tenant's weight. A tenant that starts to wait after a pause is raised to the
-smallest counter among waiting tenants: unused service is not saved up.
+smallest counter among waiting tenants: unused service is not saved up. Nothing is counted before a
+second tenant comes, whose counter would begin where the first one's is.
 """
 
 from collections.abc import Iterable
@@ -21,6 +22,8 @@ class FairShare:
         self._floor = 0.0  # no tenant that starts to wait is below
         self._last_served: str | None = None
         self._prune_at = _PRUNE_AT
+        self._only_tenant: str | None = None  # that has come, while there is no other
+        self.is_shared = False  # between several tenants
 
     def counter(self, tenant: str) -> float:
         """Service received by a tenant, in weighted tokens."""
@@ -28,6 +31,9 @@ class FairShare:
 
     def enter(self, tenant: str, least: float | None) -> None:
         """Starts counting a waiting tenant; `least` is the smallest counter of the others."""
+        if not self.is_shared:
+            self.is_shared = self._only_tenant not in (None, tenant)
+            self._only_tenant = tenant
         if least is None and self._last_served is not None:
             # No tenant waits: service given to the last one since then is no credit for this one.
             least = self.counter(self._last_served)
@@ -49,6 +55,8 @@ class FairShare:
         self._charge(tenant, OUTPUT_TOKEN_COST * num_tokens)
 
     def _charge(self, tenant: str, cost: float) -> None:
+        if not self.is_shared:
+            return
         self._counters[tenant] = self.counter(tenant) + cost / self._weights.get(tenant, 1.0)
 
     def _prune(self) -> None:

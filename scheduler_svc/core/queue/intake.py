@@ -7,13 +7,16 @@ from scheduler_svc.core.queue.continuation import continuation_problem
 from scheduler_svc.core.queue.fork_groups import ForkGroups
 from scheduler_svc.core.queue.reservations import Reservations
 from scheduler_svc.core.queue.waiting import Load, WaitingQueue
-from scheduler_svc.core.request.config import SchedulerConfig
+from scheduler_svc.core.request.config import Policy, SchedulerConfig
 from scheduler_svc.core.request.request import RefusalKind, Refused, Request
 from scheduler_svc.core.request.sequence import Sequence
 
 MAX_TENANT_BYTES = 64
 MAX_CACHE_SALT_BYTES = 256
 MAX_FORK_GROUP_BYTES = 256
+# Times the queue's limits that a tenant meets with nothing in the queue, under the fair policy: it
+# does not wait for the others' places, and their number stays bounded.
+ROOM_OF_NEWCOMERS = 2
 
 
 class Intake:
@@ -118,14 +121,16 @@ class Intake:
         is_reserved = self.reservations.is_due(request.request_id)
         reserved = Load() if is_reserved else self.reservations.due
         own_reserved = Load() if is_reserved else self.reservations.due_of(tenant)
-        num_tokens = request.num_tokens
+        num_tokens, room = request.num_tokens, 1
+        if config.policy is Policy.FAIR and not own.num_sequences:
+            room, reserved = ROOM_OF_NEWCOMERS, Load()
         problem = _excess(
             "",
             total,
             reserved,
             num_tokens,
-            config.max_waiting_requests,
-            config.max_waiting_tokens,
+            room * config.max_waiting_requests,
+            room * config.max_waiting_tokens,
         ) or _excess(
             f" of tenant {tenant!r}",
             own,

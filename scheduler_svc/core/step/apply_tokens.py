@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from scheduler_svc.core.kv.sealing import seal
 from scheduler_svc.core.kv.slots import Index, Slots
-from scheduler_svc.core.request.config import Policy, SchedulerConfig
+from scheduler_svc.core.request.config import SchedulerConfig
 from scheduler_svc.core.request.fault import blaming
 from scheduler_svc.core.request.request import FinishReason, Request, TokenIds
 from scheduler_svc.core.request.sequence import End, Sequence, Status
@@ -112,7 +112,7 @@ class TokenUpdates:
             # A granted step may still be taken back: only the tokens before this one are surely
             # computed.
             seal(table, self._state.pool.cache, index, position)
-        if self._config.policy is Policy.FAIR:
+        if self._state.share.is_shared:
             self._charge(index)
         facts = table.facts(index) if everyone is None else everyone.facts(table)
         clients, handles = facts.clients, facts.handles
@@ -180,7 +180,7 @@ class TokenUpdates:
                 if self._config.enable_prefix_caching and last >= table.seal_at[slot]:
                     index = np.array([slot], dtype=np.intp)
                     seal(table, state.pool.cache, index, np.array([last], dtype=np.int32))
-                if self._config.policy is Policy.FAIR:
+                if state.share.is_shared:
                     state.share.charge_output(sequence.request.tenant, len(token_ids))
             else:
                 sequence.num_awaited -= 1 + num_drafted

@@ -4,6 +4,7 @@ import pytest
 
 from scheduler_svc.core import RefusalKind, Refused, Scheduler
 from scheduler_svc.core.queue.reservations import GRACE_S, LEAD_S, Reservations
+from scheduler_svc.core.request.config import Policy
 from tests.scheduler_svc.core.builders import make_request, make_scheduler, plan_step
 
 
@@ -40,6 +41,16 @@ def test_one_tenant_cannot_fill_the_queue_of_all() -> None:
             plan_step(scheduler)
     assert "of tenant 'x'" in refused(scheduler, "x3", tenant="x")
     scheduler.add(make_request("y", 2, tenant="y"))
+
+
+def test_a_tenant_with_nothing_in_a_full_queue_has_a_place_until_twice_as_many_wait() -> None:
+    scheduler = full(4, policy=Policy.FAIR)
+    for index in range(4):
+        assert "at most 4 may" in refused(scheduler, "more")
+        scheduler.add(make_request(f"y{index}", 2, tenant=f"t{index}"))
+        assert "wait" in refused(scheduler, "second", tenant=f"t{index}")
+    assert "8 requests wait, at most 8 may" in refused(scheduler, "x", tenant="another")
+    assert "at most 4 may" in refused(full(4), "x", tenant="another")  # first come first served
 
 
 def test_a_place_that_was_promised_is_kept_for_its_request() -> None:

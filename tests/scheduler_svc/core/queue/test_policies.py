@@ -109,8 +109,17 @@ def test_nobody_is_sent_back_when_that_would_not_make_room_enough() -> None:
     assert plan_step(step_on).preempted == []
 
 
+def shared(*weights: tuple[str, float]) -> FairShare:
+    """Counters of more than one tenant; those of two that came and left."""
+    share = FairShare(weights)
+    for tenant in ("before", "also before"):
+        share.enter(tenant, None)
+        share.leave(tenant)
+    return share
+
+
 def test_what_a_tenant_did_not_use_is_not_saved_up() -> None:
-    share = FairShare(())
+    share = shared()
     order = ByShare(share)
     for index in range(3):
         order.append(sequence(f"busy {index}", tenant="busy"))
@@ -120,7 +129,7 @@ def test_what_a_tenant_did_not_use_is_not_saved_up() -> None:
 
 
 def test_a_tenant_alone_builds_no_debt_towards_the_next() -> None:
-    share = FairShare(())
+    share = shared()
     order = ByShare(share)
     order.append(sequence("alone", tenant="alone"))
     assert taken(order) == ["alone"]
@@ -130,7 +139,7 @@ def test_a_tenant_alone_builds_no_debt_towards_the_next() -> None:
 
 
 def test_a_weight_divides_the_cost() -> None:
-    share = FairShare([("gold", 4.0)])
+    share = shared(("gold", 4.0))
     share.charge_prompt("gold", 100)
     share.charge_prompt("other", 100)
     assert share.counter("other") == 4 * share.counter("gold")
@@ -208,6 +217,38 @@ def test_a_noisy_neighbour_gets_its_share_and_no_more() -> None:
     assert jain([*map(float, fair.values())]) > 0.99
     assert jain([*map(float, fcfs.values())]) < 0.7
     assert sum(fair.values()) == sum(fcfs.values())  # fairness leaves no slot idle
+
+
+def order_of(policy: Policy, tenant: str) -> list[str]:
+    """The requests in the order of their admission, with preemptions; half of them are aborted."""
+    scheduler = make_scheduler(max_num_seqs=3, blocks=14, policy=policy)
+    rng, entered = random.Random(3), []
+    for number in range(80):
+        for part in range(rng.randint(1, 2)):
+            length, most = rng.randint(1, 12), rng.randint(1, 12)
+            request = make_request(f"{number}-{part}", length, tenant=tenant, max_tokens=most)
+            scheduler.add(request)
+        plan = plan_step(scheduler)
+        entered += [new.request.request_id for new in plan.new_sequences]
+        answer(scheduler, *[7] * len(plan.sampled_slots))
+    return entered
+
+
+@pytest.mark.parametrize("tenant", ["", "only"])
+def test_fair_is_first_come_first_served_where_all_are_one_tenant(tenant: str) -> None:
+    assert order_of(Policy.FAIR, tenant) == order_of(Policy.FCFS, tenant)
+    assert len(order_of(Policy.FAIR, tenant)) > 60
+
+
+def test_a_tenant_that_comes_second_starts_where_the_first_one_is() -> None:
+    share = FairShare(())
+    share.enter("first", None)
+    share.charge_output("first", 1000)
+    assert not share.is_shared and share.counter("first") == 0.0
+    share.enter("second", share.counter("first"))
+    share.charge_output("first", 3)
+    assert share.is_shared
+    assert share.counter("first") - share.counter("second") == 6.0
 
 
 def test_shares_follow_the_weights() -> None:
