@@ -13,6 +13,7 @@ import logging
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -171,6 +172,7 @@ def run(options: Options, place: RankPlace) -> dict[int, list[Result]]:
         dtype=options.dtype,
         kv_cache_dtype=options.kv_cache_dtype,
         quantization=options.quantization,
+        load_format="auto" if options.model is not None else "dummy",
         max_num_seqs=largest,
         max_model_len=length,
         num_kv_blocks=2 + largest * -(-length // 16),
@@ -202,8 +204,8 @@ def _checkpoint(options: Options, place: RankPlace) -> Iterator[Path]:
     if options.model is not None:
         yield options.model
         return
-    with checkpoints.temporary(options.shape, options.layers) as folder:
-        yield folder
+    with tempfile.TemporaryDirectory(prefix="pagewire-bench-") as folder:
+        yield checkpoints.describe(Path(folder), options.shape, options.layers)
 
 
 @contextmanager

@@ -25,6 +25,7 @@ from worker_svc.process.failpoints import FAULTS_OF_CUDA, Failpoint
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 KV_CACHE_DTYPES = ("auto", "fp8", "fp8_e4m3", "fp8_e5m2")
 DEVICES = ("auto", "cpu", "cuda")
+LOAD_FORMATS = ("auto", "dummy")  # dummy: of config.json alone
 QUANTIZATIONS = ("auto", "fp8", "int8", "int4")  # auto: what the checkpoint says
 ALL_REDUCES = ("auto", "peer", "nccl")
 ATTENTION_BACKENDS = ("auto", "triton", "flash-attn")
@@ -36,6 +37,7 @@ CHOICES = {
     "device": DEVICES,
     "attention_backend": ATTENTION_BACKENDS,
     "gemm_algorithms": GEMM_ALGORITHMS,
+    "load_format": LOAD_FORMATS,
     "quantization": QUANTIZATIONS,
     "all_reduce": ALL_REDUCES,
 }
@@ -69,6 +71,7 @@ class WorkerConfig:
     host: str = "127.0.0.1"
     port: int = 50053
     dtype: str = "auto"
+    load_format: str = "auto"
     quantization: str = "auto"
     kv_cache_dtype: str = "auto"
     device: str = "auto"
@@ -190,7 +193,8 @@ def parse(arguments: Sequence[str]) -> WorkerConfig:
     parser = make_parser()
     options = sources.parse(parser, arguments, "worker")
     if options["model"] is not None:
-        found = locate(options["model"], with_weights=True)
+        has_weights = options["load_format"] != "dummy"
+        found = locate(options["model"], with_weights=has_weights)
         options["model"] = found.path
         options["served_model_name"] = options["served_model_name"] or found.name
     if options["draft_model"] is not None:
@@ -323,6 +327,13 @@ def _add_types_and_kernels(parser: argparse.ArgumentParser) -> None:
         "type of the KV cache; auto: the model's, or what the checkpoint has scales for; fp8: "
         "fp8_e4m3, half of the memory",
         KV_CACHE_DTYPES,
+    )
+    add(
+        "--load-format",
+        str,
+        "auto: the model's files; dummy: random weights, made on the device of its config.json "
+        "alone, to measure speed",
+        LOAD_FORMATS,
     )
     add(
         "--quantization",

@@ -62,6 +62,15 @@ def room(name: str) -> Iterator[Path]:
         yield Path(folder)
 
 
+def describe(folder: Path, name: str, num_layers: int = 0) -> Path:
+    """Writes the config.json of a shape alone, for workers with random weights of their own."""
+    shape = SHAPES[name]
+    if num_layers:
+        shape = replace(shape, num_layers=num_layers)
+    (folder / "config.json").write_text(json.dumps(_config(shape), indent=1))
+    return folder
+
+
 def write(folder: Path, name: str, num_layers: int = 0, int4_group: int = 0) -> Path:
     """Writes a model folder of a shape in bfloat16, one file per layer; 0 layers: all of them.
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from kernels import fp8
 from worker_svc.config import UnsupportedOption, WorkerConfig
-from worker_svc.models import Decoder, load_model
+from worker_svc.models import DUMMY, Decoder, load_model
 from worker_svc.models import config as model_config
 from worker_svc.models.config import ModelConfig
 from worker_svc.runner.draft_model import DraftModel
@@ -54,9 +54,13 @@ def load(config: WorkerConfig, target: ModelFacts, model: Decoder) -> LoadedDraf
         config.ignore_config_keys,
         kv_dtype=model.kv_dtype,
         ignored_weights=config.ignore_weights,
+        load_format=config.load_format,
     )
     if fp8.is_fp8(model.kv_dtype):
-        decoder.kv_scales = kv_scales.read(folder, decoder.sharding, model.device)
+        has_files = config.load_format != DUMMY
+        decoder.kv_scales = kv_scales.read(
+            folder, decoder.sharding, model.device, has_files=has_files
+        )
     name = config.draft_model_name
     facts = facts_of(shape, folder, name, model.dtype, target.max_model_len)
     return LoadedDraft(decoder, facts)

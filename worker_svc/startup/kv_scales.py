@@ -29,10 +29,16 @@ class UnusableScale(WeightError):
     """A scale of the checkpoint that nothing can be stored with."""
 
 
-def read(folder: Path, sharding: Sharding, device: torch.device) -> Tensor:
-    """Scales of this rank's heads and their inverses, [L, 4, Hkv] float32. Raises WeightError."""
+def read(
+    folder: Path, sharding: Sharding, device: torch.device, *, has_files: bool = True
+) -> Tensor:
+    """Scales of this rank's heads and their inverses, [L, 4, Hkv] float32. Raises WeightError.
+
+    A model of random weights has no files, and no scales.
+    """
     whole = sharding.whole
-    found = {} if is_gguf(folder) else dict(_found(folder, whole))  # GGUF has no name for them
+    # GGUF has no name for them.
+    found = dict(_found(folder, whole)) if has_files and not is_gguf(folder) else {}
     has_scales = bool(found) or registry.stored_kv_cache_dtype(whole.quantization) is not None
     log.info("scales of the FP8 KV cache: %s", "the checkpoint's" if has_scales else "1")
     if has_scales:

@@ -21,7 +21,7 @@ from worker_svc.device.device import (
     resolve_dtype,
     resolve_kv_dtype,
 )
-from worker_svc.models import Decoder, load_model
+from worker_svc.models import DUMMY, Decoder, load_model
 from worker_svc.models import config as model_config
 from worker_svc.parallel.group import ALONE, Group, device_of
 from worker_svc.protocol.step import Limits
@@ -103,9 +103,11 @@ def load(
         config.quantization,
         kv_dtype,
         config.ignore_weights,
+        config.load_format,
     )
     if fp8.is_fp8(kv_dtype):
-        decoder.kv_scales = kv_scales.read(folder, decoder.sharding, device)
+        has_files = config.load_format != DUMMY
+        decoder.kv_scales = kv_scales.read(folder, decoder.sharding, device, has_files=has_files)
     facts = facts_of(shape, folder, served_model_name, dtype, max_model_len)
     draft = draft_model.load(config, facts, decoder) if config.draft_model else None
     running = tuple(helper for helper in helpers if helper is not None)

@@ -2,7 +2,8 @@
 
 import logging
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -11,8 +12,9 @@ from pagewire.gguf import architecture
 from pagewire.gguf.files import is_gguf
 from pagewire.gguf.header import read_header
 from worker_svc.models import config as model_config
+from worker_svc.models.config import ModelConfig
 from worker_svc.models.decoder import Decoder
-from worker_svc.models.stored import head, left_over
+from worker_svc.models.stored import dummy, head, left_over
 from worker_svc.models.stored.gguf import load_gguf
 from worker_svc.models.stored.quantized import EMBEDDING, load_quantized
 from worker_svc.models.stored.weight_files import WeightFiles
@@ -22,6 +24,8 @@ from worker_svc.process.host_memory import HostPeak
 from worker_svc.quantization.scheme import Quantization
 
 logger = logging.getLogger(__name__)
+
+DUMMY = "dummy"  # a format that is no file's: random weights of a config.json alone
 
 
 def load_model(
@@ -34,23 +38,34 @@ def load_model(
     quantization: str = "auto",
     kv_dtype: torch.dtype | None = None,
     ignored_weights: Collection[str] = (),
+    load_format: str = "auto",
 ) -> Decoder:
     """Loads the model of a folder or a GGUF file, or this rank's shard of it, ready to run.
 
     `ignored_keys` of its config.json are read as if they were not there, and tensors that a pattern
     of `ignored_weights` matches are left in their files; `quantization` other than "auto" rounds
-    plain weights; `kv_dtype` is the type of the KV cache, None: that of the weights. The log says
-    how long it took, and what memory of the host. Raises UnsupportedModel or WeightError.
+    plain weights; `kv_dtype` is the type of the KV cache, None: that of the weights; of the format
+    "dummy" only config.json is read, and weights are random. The log says how long it took, and
+    what memory of the host. Raises UnsupportedModel or WeightError.
     """
     started = time.monotonic()
     config = model_config.load(folder, ignored_keys, quantization)
     config.check_length(max_model_len)
     with HostPeak() as host:
-        ignored = left_over.named_by(ignored_weights, _names(folder)) if ignored_weights else ()
-        tensors = head.stored_tensors(folder, config, dtype, ignored)
-        config = head.as_stored(config, tensors)
-        model = Decoder(config, dtype, device, max_model_len, group, kv_dtype)
-        _fill(model, folder, config.quantization, tensors, frozenset(ignored))
+        new = partial(
+            Decoder,
+            dtype=dtype,
+            device=device,
+            max_model_len=max_model_len,
+            group=group,
+            kv_dtype=kv_dtype,
+        )
+        if load_format == DUMMY:
+            model = new(config)
+            share = model.sharding.share
+            dummy.fill(dict(model.destinations()), config.quantization, share, dtype, device)
+        else:
+            model = _read(folder, config, dtype, new, ignored_weights)
         model.pack()
     logger.info(
         "loaded %s with %d layers in %.1f s; quantization: %s; host memory: %s",
@@ -60,6 +75,22 @@ def load_model(
         "none" if config.quantization is None else config.quantization.label,
         host.report(),
     )
+    return model
+
+
+def _read(
+    folder: Path,
+    config: ModelConfig,
+    dtype: torch.dtype,
+    new: Callable[[ModelConfig], Decoder],
+    ignored_weights: Collection[str],
+) -> Decoder:
+    """A new model with the weights of its files. Raises WeightError."""
+    ignored = left_over.named_by(ignored_weights, _names(folder)) if ignored_weights else ()
+    tensors = head.stored_tensors(folder, config, dtype, ignored)
+    config = head.as_stored(config, tensors)
+    model = new(config)
+    _fill(model, folder, config.quantization, tensors, frozenset(ignored))
     return model
 
 

@@ -72,8 +72,11 @@ class StoredPart:
             raise WrongValues(f"{prefix}{error}") from None
 
     def fill(self, checkpoint: Checkpoint, device: torch.device) -> bool:
-        """Reads the weight to its place; whether it takes that of float numbers there."""
-        weight = self.read(checkpoint)
+        """Reads the weight to its place; True if it takes that of float numbers there."""
+        return self.put(self.read(checkpoint), device)
+
+    def put(self, weight: StoredWeight, device: torch.device) -> bool:
+        """Puts a weight to its place; True if it takes that of float numbers there."""
         if isinstance(weight, Tensor):
             self.rows.copy_(weight)
             return True
