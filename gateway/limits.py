@@ -11,6 +11,7 @@ MAX_IDEMPOTENCY_KEY_BYTES = 256
 MAX_TENANT_BYTES = 64
 MAX_CACHE_SALT_BYTES = 256
 MAX_PROMPTS = 2048
+MAX_PROMPT_IDS = 1 << 24  # the model allows far fewer; no longer list is looked at
 MAX_OUTPUTS = 4096  # of one call: its prompts times n
 MAX_EMBEDDING_INPUTS = 2048
 MAX_SCORED_DOCUMENTS = 1024  # each is two outputs

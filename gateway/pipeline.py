@@ -44,6 +44,7 @@ from gateway.text.output_text import OutputText
 from gateway.text.prompt_outputs import PromptOutputOptions, PromptOutputReader
 from gateway.text.stops import StopMatcher
 from gateway.tokens.bad_words import with_bad_words
+from gateway.tokens.body_budget import became_tokens
 from gateway.tokens.prompts import TokenizedPrompt, tokenize
 from gateway.tokens.tokenizer import Tokenizer
 from gateway.tracing.end_line import log_end
@@ -214,6 +215,7 @@ class Pipeline:
         request.check(model.vocab_size)
         request = self._with_structure(request)
         prompt = await self._tokenize(request, model)
+        became_tokens(len(prompt.text) or len(prompt.token_ids))
         request = self._with_thought(request, prompt)
         wanted_outputs = self._prompt_output_options(request, prompt)
         sampling = await with_bad_words(self._tokenizer, request.sampling, request.bad_words)

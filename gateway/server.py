@@ -16,6 +16,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from gateway.chat.answer import choose
 from gateway.config import GatewayConfig
+from gateway.edge.body_guard import body_budget
 from gateway.edge.clients import OpenRequests
 from gateway.edge.http_connection import guarded
 from gateway.errors import unavailable
@@ -126,6 +127,7 @@ class Gateway:
         access = config.identity.public_access(config.api_key)
         self._certificates = certificates_of(config.identity)
         opened = OpenRequests(config.edge.max_streams_per_client)
+        self.bodies = body_budget(config.edge)
         app = create_app(
             self._pipeline,
             tokenizer,
@@ -133,6 +135,7 @@ class Gateway:
             access,
             config.edge,
             opened,
+            self.bodies,
             config.cors_origins,
             self._extras(),
             is_strict=config.strict_requests,
@@ -178,7 +181,7 @@ class Gateway:
         ]
         if access is not None:
             interceptors.append(AioAccessInterceptor(access))
-        interceptors.append(CallLimit(opened))
+        interceptors.append(CallLimit(opened, self.bodies))
         interceptors.append(RequestCheck())
         interceptors.append(SlowReaders(self._config.edge.write_timeout_s))
         # If an option is given twice, gRPC uses the first.

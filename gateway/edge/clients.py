@@ -13,6 +13,12 @@ from gateway.errors import ErrorKind, RequestError
 from wire.identity.access import CALLER
 
 
+def client_at(address: str) -> str:
+    """The name of the client that the current task serves, for what is counted by client."""
+    caller = CALLER.get()
+    return address if caller is None else f"key {caller.name}"
+
+
 class OpenRequests:
     """The open requests of all clients, over HTTP and gRPC together."""
 
@@ -26,8 +32,7 @@ class OpenRequests:
 
         Raises RequestError beyond the limit.
         """
-        caller = CALLER.get()
-        client = address if caller is None else f"key {caller.name}"
+        client = client_at(address)
         CLIENT.set(client)
         if self._open[client] >= self._max_per_client:
             problem = (

@@ -9,6 +9,7 @@ from gateway import limits
 from gateway.tokens.turns import DEFAULT_LIMITS, MIB, TextLimits
 
 MAY_BE_ZERO = frozenset({"max_connection_age_s", "sse_keep_alive_interval"})
+WIDEST = 4  # bytes in memory of each byte of a body, where a character of its texts is wide
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +23,9 @@ class EdgeLimits:
     max_tokenize_mib: int = DEFAULT_LIMITS.max_text // MIB
     max_tokenizing_mib: int = DEFAULT_LIMITS.max_total // MIB
     max_tokenizing_mib_per_client: int = DEFAULT_LIMITS.max_per_client // MIB
+    max_body_values: int = 1 << 18
+    max_bodies_mib: int = 512
+    max_bodies_mib_per_client: int = 256
     max_header_bytes: int = 64 << 10
     max_headers: int = 128
     max_streams_per_client: int = 1024
@@ -57,6 +61,16 @@ class EdgeLimits:
         )
 
     @property
+    def max_bodies_bytes_per_client(self) -> int:
+        """Of all bodies of a client that are received or read. One always fits, all wide."""
+        return max(self.max_bodies_mib_per_client * MIB, WIDEST * self.max_body_bytes)
+
+    @property
+    def max_bodies_bytes(self) -> int:
+        """The same of all clients."""
+        return max(self.max_bodies_mib * MIB, self.max_bodies_bytes_per_client)
+
+    @property
     def grpc_options(self) -> list[tuple[str, int]]:
         """What gRPC itself enforces."""
         options = [
@@ -81,6 +95,13 @@ HELP: dict[str, tuple[str, str]] = {
     ),
     "max_tokenizing_mib": ("MIB", "MiB of all texts that wait to be tokenized (429)"),
     "max_tokenizing_mib_per_client": ("MIB", "those of one client (429)"),
+    "max_body_values": (
+        "N",
+        "most commas, colons and opening brackets of an HTTP body outside of texts, in addition "
+        "to the model's maximum length (413)",
+    ),
+    "max_bodies_mib": ("MIB", "MiB of memory for bodies that are received or read (429)"),
+    "max_bodies_mib_per_client": ("MIB", "the same of each client (429)"),
     "max_header_bytes": ("N", "most bytes of a request's headers (431)"),
     "max_headers": ("N", "most headers of an HTTP request (431)"),
     "max_streams_per_client": (

@@ -1,15 +1,18 @@
-"""Counts the open calls of each client, as `gateway.edge.clients` counts its HTTP requests."""
+"""Counts the open calls of each client and their messages, together with its HTTP requests."""
 
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import grpc
+from google.protobuf.message import Message
 
-from gateway.edge.clients import OpenRequests
+from gateway.edge.clients import OpenRequests, client_at
 from gateway.grpc_api.statuses import METHOD, Context, RefusalsAsStatuses
+from gateway.tokens.body_budget import BodyBudget
 from wire.identity.roles import METHOD_ROLES, Role
 
 Handler = Any  # grpc.RpcMethodHandler or None; its class takes no parameters at run time
+WEIGHT = 2  # bytes of memory of each byte: a message lives as long as the texts made of it
 Continuation = Callable[[grpc.HandlerCallDetails], Awaitable[Handler]]
 
 
@@ -19,8 +22,9 @@ class CallLimit(grpc.aio.ServerInterceptor):
     SlowReaders must come after it: a handler that streams is a coroutine here.
     """
 
-    def __init__(self, open_requests: OpenRequests) -> None:
+    def __init__(self, open_requests: OpenRequests, bodies: BodyBudget) -> None:
         self._open = open_requests
+        self._bodies = bodies
 
     async def intercept_service(
         self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
@@ -43,7 +47,10 @@ class CallLimit(grpc.aio.ServerInterceptor):
         async def counted(request: Any, context: Context) -> Any:
             METHOD.set(method)
             async with RefusalsAsStatuses(context):
-                with self._open.one_of(_address(context.peer())):
+                address = _address(context.peer())
+                with self._open.one_of(address), self._bodies.share_of(client_at(address)) as share:
+                    if isinstance(request, Message):
+                        share.hold(request.ByteSize(), WEIGHT)
                     return await behavior(request, context)
 
         return counted

@@ -1,6 +1,6 @@
 """The HTTP routes, and the common form of errors. Wiring only."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,6 +11,7 @@ from fastapi.responses import HTMLResponse, Response
 from starlette.exceptions import HTTPException
 
 from gateway import refusals
+from gateway.edge.body_guard import BodyGuard, BodyRefused, body_budget
 from gateway.edge.clients import OpenRequests
 from gateway.edge.edge_limits import EdgeLimits
 from gateway.edge.error_answers import error_answer
@@ -19,12 +20,12 @@ from gateway.errors import ErrorKind, RequestError, from_http_status, invalid, u
 from gateway.generation import ServedModel
 from gateway.http import fields
 from gateway.http.anthropic.routes import add_message_routes
+from gateway.http.body_request import BodyRoute
 from gateway.http.completions import answer
 from gateway.http.docs_page import page
 from gateway.http.embeddings import EmbeddingBody, embed
 from gateway.http.events import CHAT, COMPLETION
-from gateway.http.exact_bodies import ExactRoute
-from gateway.http.guards import ApiKeyGuard, BodyLimit, place
+from gateway.http.guards import ApiKeyGuard, place
 from gateway.http.headers import REQUEST_ID
 from gateway.http.messages import field_names
 from gateway.http.response_body import ResponseBody
@@ -43,6 +44,7 @@ from gateway.page.routes import add_page_routes
 from gateway.pipeline import Pipeline
 from gateway.sampling_defaults import SamplingDefaults
 from gateway.scheduler.readiness import ReadinessWatch
+from gateway.tokens.body_budget import BodyBudget
 from gateway.tokens.tokenizer import Tokenizer
 from wire.identity.access import Access
 from wire.logs.request import CURRENT, about
@@ -100,6 +102,7 @@ def create_app(
     access: Access | None = None,
     edge: EdgeLimits | None = None,
     open_requests: OpenRequests | None = None,
+    bodies: BodyBudget | None = None,
     cors_origins: Sequence[str] = (),
     extras: OptionalRoutes | None = None,
     *,
@@ -121,15 +124,14 @@ def create_app(
         # Spans are made by hand: these would know nothing of queue and tokens.
         telemetry={"auto_configure": False, "tracing": False, "metrics": False, "logs": False},
     )
-    app.router.route_class = ExactRoute
-    _add_layers(app, access, edge or EdgeLimits(), open_requests, is_strict=is_strict)
+    app.router.route_class = BodyRoute
+    _add_body_layers(app, edge or EdgeLimits(), bodies, readiness, is_strict=is_strict)
+    _add_layers(app, access, open_requests)
     if cors_origins:
         _allow_origins(app, cors_origins)
     app.add_middleware(AnswerCounter, metrics=pipeline.metrics)  # the last one added is outermost
-    app.add_exception_handler(RequestError, _on_refusal)
-    app.add_exception_handler(RequestValidationError, _on_bad_body)
-    app.add_exception_handler(HTTPException, _on_http_exception)
-    app.add_exception_handler(Exception, _on_bug)
+    for kind, handler in _HANDLERS.items():
+        app.add_exception_handler(kind, handler)
     extras = extras or OptionalRoutes()
     _add_generation_routes(app, pipeline, extras.responses)
     add_token_io_routes(app, pipeline, tokenizer)
@@ -144,19 +146,29 @@ def create_app(
     return app
 
 
-def _add_layers(
+def _add_body_layers(
     app: FastAPI,
-    access: Access | None,
     edge: EdgeLimits,
-    open_requests: OpenRequests | None,
+    bodies: BodyBudget | None,
+    readiness: ReadinessWatch,
     *,
     is_strict: bool,
 ) -> None:
-    """What a request passes before its route, innermost first."""
+    """What a body passes while it is received, innermost first."""
     app.state.keep_alive_s = edge.sse_keep_alive_interval
+
+    def max_model_len() -> int:
+        model = readiness.current.model
+        return 0 if model is None else model.max_model_len
+
     if not is_strict:
         app.add_middleware(WarningHeader)
-    app.add_middleware(BodyLimit, max_bytes=edge.max_body_bytes)
+    budget = bodies or body_budget(edge)
+    app.add_middleware(BodyGuard, edge=edge, budget=budget, max_model_len=max_model_len)
+
+
+def _add_layers(app: FastAPI, access: Access | None, open_requests: OpenRequests | None) -> None:
+    """What a request passes before its body is read, innermost first."""
     app.add_middleware(PlainBodies)
     if open_requests is not None:
         app.add_middleware(ClientLimit, open_requests=open_requests)
@@ -269,6 +281,8 @@ async def _on_bad_body(request: Request, error: Exception) -> Response:
 
 async def _on_http_exception(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
+    if isinstance(error, BodyRefused):
+        return _noted(request, error.error)
     message = str(error.detail)
     if error.status_code == 400:  # the framework could not decode it, or it nests too deep
         return _noted(request, invalid("body", "cannot be read as JSON"))
@@ -282,3 +296,11 @@ async def _on_bug(request: Request, error: Exception) -> Response:
     bug = RequestError(ErrorKind.INTERNAL, problem)
     # The server ends the connection, and clients that keep theirs must not send into its end.
     return error_answer(bug, request.url.path, connection="close")
+
+
+_HANDLERS: dict[type[Exception], Callable[[Request, Exception], Awaitable[Response]]] = {
+    RequestError: _on_refusal,
+    RequestValidationError: _on_bad_body,
+    HTTPException: _on_http_exception,
+    Exception: _on_bug,
+}

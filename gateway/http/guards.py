@@ -1,10 +1,8 @@
-"""ASGI layers around the routes: API key and size of bodies."""
+"""The ASGI layer around the routes that asks for API keys, and names of places for logs."""
 
-from fastapi import HTTPException
 from starlette.datastructures import Headers
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-from gateway import limits
 from gateway.auth import authenticate
 from gateway.edge.error_answers import error_answer
 from gateway.errors import ErrorKind, RequestError
@@ -48,37 +46,6 @@ def _authorization(headers: Headers) -> str | None:
         return ", ".join(given)
     keys = headers.getlist("x-api-key")
     return f"Bearer {', '.join(keys)}" if keys else None
-
-
-class BodyLimit:
-    """Stops reading a body that is too large, regardless of its declared length."""
-
-    def __init__(self, app: ASGIApp, max_bytes: int = limits.MAX_BODY_BYTES) -> None:
-        self._app = app
-        self._max_bytes = max_bytes
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        declared = Headers(scope=scope).get("content-length", "0")
-        num_bytes = 0
-
-        async def receive_some() -> Message:
-            nonlocal num_bytes
-            if declared.isdecimal() and int(declared) > self._max_bytes:
-                raise self._refusal()
-            message = await receive()
-            num_bytes += len(message.get("body", b""))
-            if num_bytes > self._max_bytes:
-                raise self._refusal()
-            return message
-
-        await self._app(scope, receive_some, send)
-
-    def _refusal(self) -> HTTPException:
-        # The framework passes only this exception through when it reads a body.
-        return HTTPException(413, f"body: exceeds {self._max_bytes} bytes (--max-body-mib)")
 
 
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})

@@ -2,22 +2,24 @@
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cache
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, cast
 
 from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
+    GetCoreSchemaHandler,
     PlainValidator,
     ValidationError,
     model_validator,
 )
 from pydantic import WithJsonSchema as JsonSchema
+from pydantic_core import CoreSchema
 
 from gateway import limits
 from gateway.chat.conversation import Message, Tool, ToolCall, ToolChoice, ToolMode, ToolPlaces
 from gateway.errors import invalid, unsupported
-from gateway.http import fields, media
+from gateway.http import counted, fields, media
 from gateway.http.hosted_tools import HostedTool, is_hosted, left_out, refuse_choice
 from gateway.text.unicode import to_json
 
@@ -32,9 +34,17 @@ class Strict(BaseModel):
     # Precedes the names of unknown fields in notices; None: they are refused, and not ignored.
     where: ClassVar[str | None] = None
 
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """The schema of the fields, with bounds for what is in them."""
+        schema = handler(source)
+        counted.bound(cast(dict[str, Any], handler.resolve_ref_schema(schema)))
+        return schema
+
     @model_validator(mode="before")
     @classmethod
     def _accept(cls, body: Any) -> Any:
+        counted.count_fields(body)
         return fields.accepted(body, _names_of(cls), cls.neutral, cls.harmless, cls.where)
 
 

@@ -326,7 +326,7 @@ def parse_prompts(name: str, value: Any, most: int) -> list[str | tuple[int, ...
         return [value]
     if not isinstance(value, list):
         raise invalid(name, "must be text, token ids or a list of either")
-    if value and all(type(item) is int for item in value):
+    if value and _are_ids(value):
         return [tuple(value)]
     limits.check_count(name, len(value), most)
     if not value:
@@ -337,9 +337,14 @@ def parse_prompts(name: str, value: Any, most: int) -> list[str | tuple[int, ...
 def _parse_prompt(name: str, item: Any) -> str | tuple[int, ...]:
     if isinstance(item, str):
         return item
-    if isinstance(item, list) and all(type(token_id) is int for token_id in item):
+    if isinstance(item, list) and _are_ids(item):
         return tuple(item)
     raise invalid(name, "must be text or a list of token ids")
+
+
+def _are_ids(items: list[Any]) -> bool:
+    """Whether all are integers, and none a boolean; without a step of Python for each."""
+    return set(map(type, items)) <= {int}
 
 
 def _parse_prompts(value: Any) -> list[str | tuple[int, ...]]:

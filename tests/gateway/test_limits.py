@@ -14,6 +14,7 @@ from gateway.generation import (
     SamplingParams,
     check_token_ids,
 )
+from gateway.http.anthropic.blocks import validated
 from gateway.http.schema import ChatCompletionBody, CompletionBody
 
 VOCAB_SIZE = 1000
@@ -39,7 +40,7 @@ def chat(count: int) -> ChatCompletionBody:
 
 def chat_with(**fields: object) -> Conversation:
     body = {"messages": [{"role": "user", "content": "x"}]} | fields
-    request, *_ = ChatCompletionBody.model_validate(body).to_requests("a")
+    request, *_ = validated(ChatCompletionBody, body, "").to_requests("a")
     assert isinstance(request.prompt, Conversation)
     return request.prompt
 
