@@ -4,7 +4,7 @@ The formats of the served model are chosen once, at the start, from its chat tem
 line.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
@@ -17,6 +17,8 @@ from gateway.chat.parts import Content, Part, Reasoning
 from gateway.chat.reasoning import (
     CLOSE,
     OPEN,
+    CallOpening,
+    OrphanClose,
     ReasoningTokens,
     is_closed_at_end,
     is_open_at_end,
@@ -181,8 +183,13 @@ class ChatFormat:
             messages = calls or _messages_parser(ends_in_form=_is_call_or_form(structure))
             return AnswerReader(None, messages, shows, thought)
         is_open = self._is_open(prompt)
-        thought = ReasoningTokens(is_open=is_open)
-        return AnswerReader(reasoning_parser(is_open=is_open), calls, shows, thought)
+        opening = self._call_opening(conversation, structure)
+        return AnswerReader(
+            lambda on_call: reasoning_parser(is_open=is_open, opening=opening, on_call=on_call),
+            calls,
+            shows,
+            ReasoningTokens(is_open=is_open),
+        )
 
     def stretches(
         self, conversation: Conversation, prompt: str, structure: AnyStructure | ThoughtFirst | None
@@ -191,7 +198,8 @@ class ChatFormat:
         if not self._may_think(structure):
             return None
         if self.reasoning is not ReasoningFormat.HARMONY:
-            return stretches(is_open=self._is_open(prompt))
+            opening = self._call_opening(conversation, structure)
+            return stretches(is_open=self._is_open(prompt), opening=opening)
         names = frozenset(tool.name for tool in conversation.usable_tools)
         ends_in_form = _is_call_or_form(structure)
 
@@ -200,6 +208,22 @@ class ChatFormat:
             return harmony.parse_harmony(source, listener)
 
         return Parser(parse)
+
+    def _call_opening(
+        self, conversation: Conversation, structure: AnyStructure | ThoughtFirst | None
+    ) -> CallOpening | None:
+        """How a call may end the reasoning; None where a grammar lets only its marker end it."""
+        tool_format = self._format_for(conversation)
+        is_call = None if tool_format is None else tool_format.is_call
+        if tool_format is None or is_call is None or isinstance(structure, ThoughtFirst):
+            return None
+        names = frozenset(tool.name for tool in conversation.usable_tools)
+        openings = tool_format.openings[: 1 if structure is not None else None]  # held: tags alone
+
+        def begins(source: Source, at: int, marker: str) -> Steps[bool]:
+            return is_call(source, at, marker, names)
+
+        return CallOpening(openings, begins)
 
     def _may_think(self, structure: AnyStructure | ThoughtFirst | None) -> bool:
         """Whether the answer may have reasoning."""
@@ -275,15 +299,22 @@ class AnswerReader:
 
     def __init__(
         self,
-        reasoning: Parser[Part] | None,
+        reasoning: Callable[[Callable[[int], None]], Parser[Part]] | None,
         calls: Parser[Part] | None,
         shows_reasoning: bool,
         thought: ReasoningTokens | None = None,
     ) -> None:
         self.thought = thought  # counts the tokens of the reasoning; None: there is none
-        self._reasoning = reasoning
+        self._reasoning = None if reasoning is None else reasoning(self.end_reasoning)
         self._calls = calls
         self._shows_reasoning = shows_reasoning
+        self._orphan: OrphanClose | None = None  # once a call has ended the reasoning
+
+    def end_reasoning(self, num_characters: int) -> None:
+        """Ends the reasoning at a call, of which so many characters have come."""
+        self._orphan = OrphanClose()
+        if self.thought is not None:
+            self.thought.end_at_call(num_characters)
 
     def push(self, text: str, *, is_last: bool, is_complete: bool = False) -> tuple[Part, ...]:
         """The parts that new text adds to the answer.
@@ -305,9 +336,22 @@ class AnswerReader:
         if self._calls is None:
             return (Content(text),) if text else ()
         parts = self._calls.push(text, is_last=is_last, is_complete=is_complete)
+        if self._orphan is not None:
+            parts = list(_without_orphan(self._orphan, parts, is_last=is_last))
         if self._shows_reasoning:
             return tuple(parts)
         return tuple(part for part in parts if not isinstance(part, Reasoning))
+
+
+def _without_orphan(orphan: OrphanClose, parts: list[Part], *, is_last: bool) -> Iterator[Part]:
+    for part in parts:
+        text = orphan.push(part.text) if isinstance(part, Content) else orphan.flush()
+        if text:
+            yield Content(text)
+        if not isinstance(part, Content):
+            yield part
+    if is_last and (rest := orphan.flush()):
+        yield Content(rest)
 
 
 def choose(

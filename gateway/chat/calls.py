@@ -1,8 +1,8 @@
 """Common parts of the parsers for tool calls. Pure.
 
 A call begins when its name and the opening brace of its arguments have arrived: from then on its
-arguments are passed on as they arrive, unchanged. Before that nothing has been shown, and text that
-is no call is returned as content.
+arguments are passed on as they arrive, unchanged but for what strings of JSON may not hold. Before
+that nothing has been shown, and text that is no call is returned as content.
 """
 
 import json
@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from gateway.chat.json_end import JsonEnd
+from gateway.chat.json_end import JsonEnd, JsonRepair
 from gateway.chat.parts import CallArguments, CallStart, Content, Part, Reasoning
 from gateway.chat.source import Source, Steps
 from gateway.text.unicode import to_json
@@ -83,25 +83,50 @@ def read_call(source: Source, at: int, calls: Calls) -> Steps[bool]:
     Returns False, with nothing taken, when there is none. Otherwise takes all of it, and the text
     before the offset.
     """
+    call = yield from _find_call(source, at, calls.names)
+    if isinstance(call, re.Match):
+        yield from _stream_call(source, call, calls)
+    elif call is not None:
+        calls.begin(call.name)
+        calls.add_arguments(to_json(call.arguments))
+        source.take(call.end)
+    return call is not None
+
+
+@dataclass(frozen=True, slots=True)
+class _WholeCall:
+    """A call that has come as a whole."""
+
+    name: str
+    arguments: dict[str, Any]
+    end: int  # offset after it
+
+
+def begins_call(source: Source, at: int, names: frozenset[str]) -> Steps[bool]:
+    """Whether such a call of one of the functions is at an offset; nothing is taken."""
+    return (yield from _find_call(source, at, names)) is not None
+
+
+def _find_call(
+    source: Source, at: int, names: frozenset[str]
+) -> Steps[re.Match[str] | _WholeCall | None]:
+    """A call's head in the usual order of members, or a whole call in another; None for neither."""
     scan, scanned = JsonEnd(), at
     if not (yield from source.starts_with("{", at)):
-        return False
+        return None
     while True:
         head = _HEAD.match(source.text, at)
         if head is not None:
-            return (yield from _stream_call(source, head, calls))
+            return head if _parse(head[1]) in names else None
         scanned = scan.scan(source.text, scanned)
         if scan.is_found:
-            return _whole_call(source, at, scanned, calls)
+            return _whole_call(source.text[at:scanned], scanned, names)
         if not (yield from source.more()):
-            return False
+            return None
 
 
-def _stream_call(source: Source, head: re.Match[str], calls: Calls) -> Steps[bool]:
-    name = _parse(head[1])
-    if name not in calls.names:
-        return False
-    calls.begin(name)
+def _stream_call(source: Source, head: re.Match[str], calls: Calls) -> Steps[None]:
+    calls.begin(_parse(head[1]))
     source.take(head.end())
     yield from read_arguments(source, calls.add_arguments)
     at = yield from source.skip_space(0)
@@ -109,14 +134,16 @@ def _stream_call(source: Source, head: re.Match[str], calls: Calls) -> Steps[boo
         source.take(at + 1)
     elif source.text.startswith(",", at):
         yield from _drop_members(source)
-    return True
 
 
 def read_arguments(source: Source, emit: Callable[[str], None]) -> Steps[None]:
-    """Passes on an object that has begun; if the output ends inside it, it stays incomplete."""
-    scan = JsonEnd()
+    """Passes on an object that has begun; if the output ends inside it, it stays incomplete.
+
+    It is what the model wrote, but for characters in strings that JSON has no place for.
+    """
+    scan, repair = JsonEnd(), JsonRepair()
     while True:
-        emit(source.take(scan.scan(source.text)))
+        repair.write(source.take(scan.scan(source.text)), emit)
         if scan.is_found or not (yield from source.more()):
             return
 
@@ -130,23 +157,24 @@ def _drop_members(source: Source) -> Steps[None]:
             return
 
 
-def _whole_call(source: Source, start: int, end: int, calls: Calls) -> bool:
-    """Adds a call with members in another order or without arguments; False if it is none."""
-    call = _parse(source.text[start:end])
+def _whole_call(text: str, end: int, names: frozenset[str]) -> _WholeCall | None:
+    """A call with members in another order or without arguments; None if it is none."""
+    call = _parse(_repaired(text))
     name = call.get("name") if isinstance(call, dict) else None
-    if not isinstance(name, str) or name not in calls.names:
-        return False
+    if not isinstance(name, str) or name not in names:
+        return None
     arguments = call.get("arguments", call.get("parameters"))
     if isinstance(arguments, str):  # JSON encoded twice
-        arguments = _parse(arguments)
+        arguments = _parse(_repaired(arguments))
     if arguments is None:
         arguments = {}
-    if not isinstance(arguments, dict):
-        return False
-    source.take(end)
-    calls.begin(name)
-    calls.add_arguments(to_json(arguments))
-    return True
+    return _WholeCall(name, arguments, end) if isinstance(arguments, dict) else None
+
+
+def _repaired(text: str) -> str:
+    pieces: list[str] = []
+    JsonRepair().write(text, pieces.append)
+    return "".join(pieces)
 
 
 def _parse(text: str) -> Any:

@@ -18,7 +18,7 @@ import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from gateway.chat.calls import Calls, read_arguments, read_call
+from gateway.chat.calls import Calls, begins_call, read_arguments, read_call
 from gateway.chat.families import harmony, kimi, tagged_calls
 from gateway.chat.source import Source, Steps
 from gateway.structure.calls import CallWriting
@@ -27,6 +27,7 @@ from gateway.structure.families.json_calls import JsonCalls, SectionCalls
 from gateway.structure.families.tagged_calls import TaggedCalls
 
 Parse = Callable[[Source, Calls], Steps[None]]
+IsCall = Callable[[Source, int, str, frozenset[str]], Steps[bool]]
 
 HERMES_OPEN, HERMES_CLOSE = "<tool_call>", "</tool_call>"
 LLAMA3_TAG = "<|python_tag|>"
@@ -60,20 +61,56 @@ class ToolCallFormat:
     shown_tokens: tuple[str, ...] = ()  # special tokens that the parser must see
     new_id: Callable[[], str] = long_id
     writing: CallWriting | None = None  # None: of forced calls, which are plain JSON
+    openings: tuple[str, ...] = ()  # by which calls may begin within reasoning
+    # Whether a call of one of some functions begins with an opening at an offset.
+    is_call: IsCall | None = None
 
 
 def parse_hermes(source: Source, calls: Calls) -> Steps[None]:
-    """Parses calls between tags, anywhere in the text."""
-    while (marker := (yield from source.pass_until(HERMES_OPEN, calls.say))) is not None:
-        behind = marker + len(HERMES_OPEN)
-        start = yield from source.skip_space(behind)
-        if not (yield from read_call(source, start, calls)):
-            calls.say(source.take(behind))
+    """Parses calls between tags, anywhere in the text; a tag may hold several, or a list.
+
+    A closing tag that closes nothing is dropped once the answer has a call.
+    """
+    while True:
+        closing = (HERMES_CLOSE,) if calls.has_any else ()
+        found = yield from source.pass_until_any((HERMES_OPEN, *closing), calls.say)
+        if found is None:
+            break
+        marker, word = found
+        behind = marker + len(word)
+        if word == HERMES_CLOSE:
+            source.take(behind)
             continue
-        close = yield from source.skip_space(0)
-        if (yield from source.starts_with(HERMES_CLOSE, close)):
-            source.take(close + len(HERMES_CLOSE))
+        start = yield from source.skip_space(behind)
+        if not (yield from _read_tagged(source, start, calls)):
+            calls.say(source.take(behind))
     calls.say(source.take(len(source.text)))
+
+
+def _read_tagged(source: Source, at: int, calls: Calls) -> Steps[bool]:
+    """Parses the calls after an opening tag, and the closing tag; False if there are none."""
+    if (yield from source.starts_with("[", at)):
+        if not (yield from read_list(source, at, calls)):
+            return False
+    elif not (yield from read_call(source, at, calls)):
+        return False
+    while True:
+        next_at = yield from source.skip_space(0)
+        if (yield from source.starts_with(HERMES_CLOSE, next_at)):
+            source.take(next_at + len(HERMES_CLOSE))
+            return True
+        if (yield from source.starts_with(",", next_at)):
+            next_at = yield from source.skip_space(next_at + 1)
+        if not (yield from read_call(source, next_at, calls)):
+            return True
+
+
+def _is_json_call(source: Source, at: int, opening: str, names: frozenset[str]) -> Steps[bool]:
+    """Whether a call, or a list with one, follows an opening."""
+    start = yield from source.skip_space(at + len(opening))
+    if (yield from source.starts_with("[", start)):
+        start = yield from source.skip_space(start + 1)
+    return (yield from begins_call(source, start, names))
 
 
 def parse_llama3(source: Source, calls: Calls) -> Steps[None]:
@@ -133,12 +170,8 @@ def read_list(source: Source, at: int, calls: Calls) -> Steps[bool]:
 
 def _read_named(source: Source, at: int, calls: Calls) -> Steps[bool]:
     """Parses name{...}, with or without [ARGS] between them."""
-    limit = at + MAX_HEAD_CHARACTERS
-    while "{" not in source.text[at:limit]:
-        if len(source.text) >= limit or not (yield from source.more()):
-            return False
-    head = _MISTRAL_HEAD.match(source.text, at)
-    if head is None or head[1] not in calls.names:
+    head = yield from _named_head(source, at, calls.names)
+    if head is None:
         return False
     calls.begin(head[1])
     source.take(head.end())
@@ -146,17 +179,38 @@ def _read_named(source: Source, at: int, calls: Calls) -> Steps[bool]:
     return True
 
 
+def _named_head(source: Source, at: int, names: frozenset[str]) -> Steps[re.Match[str] | None]:
+    """What precedes the arguments of such a call."""
+    limit = at + MAX_HEAD_CHARACTERS
+    while "{" not in source.text[at:limit]:
+        if len(source.text) >= limit or not (yield from source.more()):
+            return None
+    head = _MISTRAL_HEAD.match(source.text, at)
+    return head if head is not None and head[1] in names else None
+
+
+def _is_mistral_call(source: Source, at: int, opening: str, names: frozenset[str]) -> Steps[bool]:
+    start = yield from source.skip_space(at + len(opening))
+    if (yield from source.starts_with("[", start)):
+        return (yield from _is_json_call(source, at, opening, names))
+    return (yield from _named_head(source, start, names)) is not None
+
+
 HERMES = ToolCallFormat(
     "hermes",
     parse_hermes,
     shown_tokens=(HERMES_OPEN, HERMES_CLOSE),
     writing=JsonCalls(HERMES_OPEN, HERMES_CLOSE),
+    openings=(HERMES_OPEN,),
+    is_call=_is_json_call,
 )
 LLAMA3_JSON = ToolCallFormat(
     "llama3_json",
     parse_llama3,
     shown_tokens=(LLAMA3_TAG,),
     writing=JsonCalls(LLAMA3_TAG, arguments="parameters", begins_bare=True),
+    openings=(LLAMA3_TAG,),
+    is_call=_is_json_call,
 )
 MISTRAL = ToolCallFormat(
     "mistral",
@@ -164,6 +218,8 @@ MISTRAL = ToolCallFormat(
     shown_tokens=(MISTRAL_MARKER, "[ARGS]", "[CALL_ID]"),
     new_id=short_id,
     writing=JsonCalls(MISTRAL_MARKER, is_list=True),
+    openings=(MISTRAL_MARKER,),
+    is_call=_is_mistral_call,
 )
 QWEN3_CODER = ToolCallFormat(
     "qwen3_coder",
@@ -180,6 +236,8 @@ QWEN3_CODER = ToolCallFormat(
         call_end=("</function>",),
         has_line_breaks=True,
     ),
+    openings=(HERMES_OPEN, "<function="),
+    is_call=tagged_calls.is_qwen3_coder_call,
 )
 GLM = ToolCallFormat(
     "glm",
@@ -192,9 +250,16 @@ GLM = ToolCallFormat(
         value_start=("</arg_key>", "<arg_value>"),
         value_end="</arg_value>",
     ),
+    openings=(HERMES_OPEN,),
+    is_call=tagged_calls.is_glm_call,
 )
 KIMI = ToolCallFormat(
-    "kimi", kimi.parse_kimi, shown_tokens=kimi.TOKENS, writing=SectionCalls(*kimi.TOKENS)
+    "kimi",
+    kimi.parse_kimi,
+    shown_tokens=kimi.TOKENS,
+    writing=SectionCalls(*kimi.TOKENS),
+    openings=(kimi.SECTION_OPEN,),
+    is_call=kimi.is_call,
 )
 HARMONY = ToolCallFormat(
     "harmony",

@@ -1,18 +1,22 @@
 """Splits the reasoning, between <think> and </think>, from the answer. Pure.
 
 Space next to the two markers belongs to neither. Text that does not begin with <think> has no
-reasoning, unless the prompt has opened it.
+reasoning, unless the prompt has opened it. A model may begin a call without closing its reasoning:
+a call of one of the tools ends it.
 """
 
+from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 from gateway.chat.parts import Content, Part, Reasoning
-from gateway.chat.source import Parser, Source, Steps
+from gateway.chat.source import Parser, Source, Steps, beginning
 from gateway.text.stretches import Stretch
 
 OPEN = "<think>"
 CLOSE = "</think>"
+MOST_LATEST = 4096  # pieces of text with the head of a call
 
 
 class Listener(Protocol):
@@ -67,14 +71,33 @@ class StretchesOf:
             self._events.append(Stretch(text, True))
 
 
-def reasoning_parser(*, is_open: bool) -> Parser[Part]:
-    """The parser of one output; with `is_open` it begins inside the reasoning."""
-    return Parser(lambda source, events: _split(source, PartsOf(events), is_open=is_open))
+@dataclass(frozen=True, slots=True)
+class CallOpening:
+    """How calls begin that end the reasoning."""
+
+    markers: tuple[str, ...]
+    # Whether a call of one of the tools begins with a marker at an offset; nothing is taken.
+    is_call: Callable[[Source, int, str], Steps[bool]]
 
 
-def stretches(*, is_open: bool) -> Parser[Stretch]:
+def reasoning_parser(
+    *,
+    is_open: bool,
+    opening: CallOpening | None = None,
+    on_call: Callable[[int], None] = lambda num_characters: None,
+) -> Parser[Part]:
+    """The parser of one output; with `is_open` it begins inside the reasoning.
+
+    `on_call` gets the number of characters that have come since a call ended the reasoning.
+    """
+    return Parser(lambda source, events: _split(source, PartsOf(events), is_open, opening, on_call))
+
+
+def stretches(*, is_open: bool, opening: CallOpening | None = None) -> Parser[Stretch]:
     """Tells reasoning and the rest of one output apart."""
-    return Parser(lambda source, events: _split(source, StretchesOf(events), is_open=is_open))
+    return Parser(
+        lambda source, events: _split(source, StretchesOf(events), is_open, opening, lambda n: None)
+    )
 
 
 def is_open_at_end(prompt: str) -> bool:
@@ -87,7 +110,13 @@ def is_closed_at_end(prompt: str) -> bool:
     return prompt.rstrip().endswith(CLOSE)
 
 
-def _split(source: Source, to: Listener, *, is_open: bool) -> Steps[None]:
+def _split(
+    source: Source,
+    to: Listener,
+    is_open: bool,
+    opening: CallOpening | None,
+    on_call: Callable[[int], None],
+) -> Steps[None]:
     start = yield from source.skip_space(0)
     if (yield from source.starts_with(OPEN, start)):
         to.mark(source.take(start + len(OPEN)))
@@ -95,13 +124,28 @@ def _split(source: Source, to: Listener, *, is_open: bool) -> Steps[None]:
         yield from _pass_all(source, to.say)
         return
     yield from _drop_space(source, to)
-    close = yield from source.pass_until(CLOSE, to.think)
-    if close is None:  # the output ended before the reasoning did
+    end = yield from _pass_thought(source, to, opening)
+    if end is None:  # the output ended before the reasoning did
         yield from _pass_all(source, to.think)
         return
-    to.mark(source.take(close + len(CLOSE)))
-    yield from _drop_space(source, to)
+    to.mark(source.take(end))
+    if source.text.startswith(CLOSE):
+        to.mark(source.take(len(CLOSE)))
+        yield from _drop_space(source, to)
+    else:
+        on_call(len(source.text))
     yield from _pass_all(source, to.say)
+
+
+def _pass_thought(source: Source, to: Listener, opening: CallOpening | None) -> Steps[int | None]:
+    """Passes on the reasoning; returns the offset of what ends it, or None if nothing does."""
+    markers = (CLOSE, *(() if opening is None else opening.markers))
+    while (found := (yield from source.pass_until_any(markers, to.think))) is not None:
+        at, marker = found
+        if opening is None or marker == CLOSE or (yield from opening.is_call(source, at, marker)):
+            return at
+        to.think(source.take(at + len(marker)))
+    return None
 
 
 def _drop_space(source: Source, to: Listener) -> Steps[None]:
@@ -114,6 +158,40 @@ def _pass_all(source: Source, emit: Callable[[str], None]) -> Steps[None]:
             emit(source.take(len(source.text)))
         if not (yield from source.more()):
             return
+
+
+class OrphanClose:
+    """Drops the marker of reasoning that a call has ended already, and the space next to it."""
+
+    def __init__(self) -> None:
+        self._held = ""  # text that may begin the marker, and space before it
+        self._is_dropped = False
+        self._is_after = False  # what comes is next to the marker
+
+    def push(self, text: str) -> str:
+        """The text to show now."""
+        if self._is_dropped:
+            return self._after(text)
+        seen = self._held + text
+        before, marker, behind = seen.partition(CLOSE)
+        if marker:
+            self._held, self._is_dropped, self._is_after = "", True, True
+            return before.rstrip() + self._after(behind)
+        end = len(seen) - beginning(seen, CLOSE)
+        shown = seen[:end].rstrip()
+        self._held = seen[len(shown) :]
+        return shown
+
+    def _after(self, text: str) -> str:
+        if self._is_after:
+            text = text.lstrip()
+            self._is_after = not text
+        return text
+
+    def flush(self) -> str:
+        """The text withheld so far, where no marker follows."""
+        held, self._held = self._held, ""
+        return held
 
 
 class ReasoningTokens:
@@ -130,6 +208,12 @@ class ReasoningTokens:
         self._is_open = is_open
         self._is_over = False
         self._before = ""  # text that may hold the start of a marker
+        self._latest = deque[tuple[int, int]](maxlen=MOST_LATEST)  # characters, tokens
+        self._num_beyond = 0  # characters that turned out to be a call's
+
+    def end_at_call(self, num_characters: int) -> None:
+        """Ends the reasoning so many characters before the end of the text that is added next."""
+        self._num_beyond = num_characters
 
     def add(self, text: str, num_tokens: int) -> None:
         """Follows the next tokens and their text."""
@@ -148,4 +232,17 @@ class ReasoningTokens:
             num_tokens = round(num_tokens * num_characters / len(text))
             self._is_over = True
         self.count += num_tokens
+        self._latest.append((len(text), num_tokens))
+        if self._num_beyond:
+            self._take_back()
         self._before = seen[-len(self._closing) :] if self._is_open else seen
+
+    def _take_back(self) -> None:
+        """Takes back what was counted of the call that ended the reasoning."""
+        num_left, self._is_over = self._num_beyond, True
+        while self._latest and num_left > 0:
+            num_characters, num_tokens = self._latest.pop()
+            if num_characters > num_left:
+                num_tokens = round(num_tokens * num_left / num_characters)
+            self.count -= num_tokens
+            num_left -= num_characters

@@ -12,6 +12,7 @@ from gateway.structure.keywords import NOTES, is_vendor
 from gateway.structure.references import resolve
 
 MAX_NESTING = 8  # of unions and references
+MAX_VISITS = 1024  # of parts of one schema
 _OF_VALUES = frozenset({"type", "enum", "const", "minLength", "maxLength"})
 _TYPES = ("string", "null")
 
@@ -40,29 +41,36 @@ def plain_text(schema: Any, root: Mapping[str, Any]) -> PlainText | None:
 
     `root` has the definitions. None: another form, or one that only a grammar can tell.
     """
-    found = _read(schema, root, 0)
+    found = _Reading(root).read(schema, 0)
     return found if found is not None and (found.options or found.lengths) else None
 
 
-def _read(schema: Any, root: Mapping[str, Any], depth: int) -> PlainText | None:
-    if not isinstance(schema, Mapping) or depth > MAX_NESTING:
-        return None
-    keys = {key for key in schema if key not in NOTES and not is_vendor(key)}
-    if keys == {"$ref"}:
-        return _read(resolve(schema["$ref"], root), root, depth + 1)
-    if keys == {"anyOf"}:
-        return _union(schema["anyOf"], root, depth)
-    return _values(schema) if keys <= _OF_VALUES else None
+class _Reading:
+    """The reading of one schema, which ends after so many parts: they may name each other."""
 
+    def __init__(self, root: Mapping[str, Any]) -> None:
+        self._root = root
+        self._num_left = MAX_VISITS
 
-def _union(parts: Any, root: Mapping[str, Any], depth: int) -> PlainText | None:
-    union = PlainText()
-    for part in parts if isinstance(parts, list) else [None]:
-        found = _read(part, root, depth + 1)
-        if found is None:
+    def read(self, schema: Any, depth: int) -> PlainText | None:
+        self._num_left -= 1
+        if not isinstance(schema, Mapping) or depth > MAX_NESTING or self._num_left < 0:
             return None
-        union = union | found
-    return union
+        keys = {key for key in schema if key not in NOTES and not is_vendor(key)}
+        if keys == {"$ref"}:
+            return self.read(resolve(schema["$ref"], self._root), depth + 1)
+        if keys == {"anyOf"}:
+            return self._union(schema["anyOf"], depth)
+        return _values(schema) if keys <= _OF_VALUES else None
+
+    def _union(self, parts: Any, depth: int) -> PlainText | None:
+        union = PlainText()
+        for part in parts if isinstance(parts, list) else [None]:
+            found = self.read(part, depth + 1)
+            if found is None:
+                return None
+            union = union | found
+        return union
 
 
 def _values(schema: Mapping[str, Any]) -> PlainText | None:

@@ -28,17 +28,15 @@ def parse_kimi(source: Source, calls: Calls) -> Steps[None]:
     calls.say(source.take(len(source.text)))
 
 
+def is_call(source: Source, at: int, opening: str, names: frozenset[str]) -> Steps[bool]:
+    """Whether a call of one of the functions is the first after an opening at an offset."""
+    return (yield from _find_head(source, at + len(opening), names)) is not None
+
+
 def _read_call(source: Source, at: int, calls: Calls) -> Steps[bool]:
     """Reads one call; False, with nothing taken, if there is none."""
-    at = yield from source.skip_space(at)
-    if not (yield from source.starts_with(CALL_OPEN, at)):
-        return False
-    start = at + len(CALL_OPEN)
-    limit = start + MAX_HEAD_CHARACTERS
-    while (head := _HEAD.match(source.text, start)) is None:
-        if len(source.text) >= limit or not (yield from source.more()):
-            return False
-    if head.end() >= limit or head[2] not in calls.names:
+    head = yield from _find_head(source, at, calls.names)
+    if head is None:
         return False
     calls.begin(head[2], head[1])
     source.take(head.end())
@@ -47,3 +45,16 @@ def _read_call(source: Source, at: int, calls: Calls) -> Steps[bool]:
     if (yield from source.starts_with(CALL_CLOSE, at)):
         source.take(at + len(CALL_CLOSE))
     return True
+
+
+def _find_head(source: Source, at: int, names: frozenset[str]) -> Steps[re.Match[str] | None]:
+    """What precedes the arguments of a call at an offset."""
+    at = yield from source.skip_space(at)
+    if not (yield from source.starts_with(CALL_OPEN, at)):
+        return None
+    start = at + len(CALL_OPEN)
+    limit = start + MAX_HEAD_CHARACTERS
+    while (head := _HEAD.match(source.text, start)) is None:
+        if len(source.text) >= limit or not (yield from source.more()):
+            return None
+    return head if head.end() < limit and head[2] in names else None

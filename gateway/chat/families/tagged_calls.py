@@ -60,6 +60,22 @@ def parse_glm(source: Source, calls: Calls) -> Steps[None]:
     yield from _parse(source, calls, GLM)
 
 
+def is_qwen3_coder_call(
+    source: Source, at: int, opening: str, names: frozenset[str]
+) -> Steps[bool]:
+    """Whether a call of one of the functions begins with an opening at an offset."""
+    if opening != OPEN:
+        return (yield from begins_function(source, at, names, QWEN3_CODER, is_bare=True))
+    start = yield from source.skip_space(at + len(opening))
+    return (yield from begins_function(source, start, names, QWEN3_CODER, is_bare=False))
+
+
+def is_glm_call(source: Source, at: int, opening: str, names: frozenset[str]) -> Steps[bool]:
+    """Whether a call of one of the functions, with what follows its name, is at an offset."""
+    start = yield from source.skip_space(at + len(opening))
+    return (yield from begins_function(source, start, names, GLM, is_bare=True))
+
+
 def _parse(source: Source, calls: Calls, tags: Tags) -> Steps[None]:
     # Where a grammar holds calls, it holds none without the tag.
     bare = (tags.head_start,) if tags.head_start and not calls.is_held else ()

@@ -206,7 +206,6 @@ async def test_a_special_token_in_a_stop_string_ends_streams_and_is_never_sent(
     deltas = [one.delta async for one in stub.ChatStream(request)]
     text = "".join(delta.text for delta in deltas)
     assert text == ("Hellouser" if includes else "Hello")
-    assert running.scheduler.aborted
 
 
 async def test_a_special_token_counts_as_text_where_special_tokens_are_shown(

@@ -38,6 +38,10 @@ def hermes(*bodies: str) -> str:
 
 TRICKY = '{"s": "a } ] \\" \\\\", "o": {"l": [1, {"x": "</tool_call>"}], "é": "😀;,"}}'
 F = ("f", '{"a": 1}')
+# With line breaks and controls in strings, and backslashes that escape nothing.
+BROKEN = '{"s":\n "a\nb\r\n\tc\x01",\t"p": "\\d\\\' \\\n \\u00e9 \\\\ \\"}"}'
+WHOLE = '{"s":\n "a\\nb\\r\\n\\tc\\u0001",\t"p": "\\\\d\\\\\' \\n \\u00e9 \\\\ \\"}"}'
+REWRITTEN = json.dumps(json.loads(WHOLE), ensure_ascii=False)
 ORDINARY = [
     Case(HERMES, hermes(call()), "", (F,)),
     Case(HERMES, hermes(call(), call(TRICKY, "get_weather")), "", (F, ("get_weather", TRICKY))),
@@ -53,6 +57,16 @@ ORDINARY = [
     Case(HERMES, hermes(call('"{\\"a\\": 1}"')), "", (F,)),
     Case(HERMES, hermes(call("null")), "", (("f", "{}"),)),
     Case(HERMES, hermes(call('{"a": [1, ')), "", (("f", '{"a": [1, }\n</tool_call>'),)),
+    Case(HERMES, hermes(call(BROKEN)), "", (("f", WHOLE),)),
+    Case(HERMES, hermes(f'{{"arguments": {BROKEN}, "name": "f"}}'), "", (("f", REWRITTEN),)),
+    Case(HERMES, hermes('{"id": "x", "arguments": {"a": 1}, "name": "f"}'), "", (F,)),
+    Case(HERMES, hermes(call() + "\n" + call(TRICKY)), "", (F, ("f", TRICKY))),
+    Case(HERMES, hermes(f"{call()}, {call()}") + " x", "x", (F, F)),
+    Case(HERMES, hermes(f"[{call()},\n{call(TRICKY)}]"), "", (F, ("f", TRICKY))),
+    Case(HERMES, hermes(f"[{call()}] {call()}") + hermes(call()), "", (F, F, F)),
+    Case(HERMES, hermes(call()) + "</tool_call>\n</tool_call> Done.", "Done.", (F,)),
+    Case(MISTRAL, f"[TOOL_CALLS]f{BROKEN}", "", (("f", WHOLE),)),
+    Case(LLAMA3_JSON, call(BROKEN, key="parameters"), "", (("f", WHOLE),)),
     Case(LLAMA3_JSON, call(key="parameters"), "", (F,)),
     Case(LLAMA3_JSON, f" {call(key='parameters')}; {call(TRICKY)}\n", "", (F, ("f", TRICKY))),
     Case(LLAMA3_JSON, f"<|python_tag|>{call()};{call()}", "", (F, F)),
