@@ -33,6 +33,7 @@ from gateway.scheduler.link import SchedulerLink
 from gateway.scheduler.live_request import LiveRequest, Submission, TokenArrival
 from gateway.scheduler.progress import RequestProgress
 from gateway.scheduler.readiness import PRIORITY_POLICY, ReadinessWatch
+from gateway.structure.budgets import DEFAULT_LIMITS, GrammarLimits
 from gateway.structure.calls import CallsInAnswer
 from gateway.structure.grammars import GrammarChecker
 from gateway.structure.structure import CallList
@@ -68,6 +69,7 @@ class Pipeline:
         sampling_defaults: SamplingDefaults = NO_DEFAULTS,
         metrics: RequestMetrics | None = None,
         tracer: "Tracer | None" = None,
+        grammar_limits: GrammarLimits = DEFAULT_LIMITS,
     ) -> None:
         self.sampling_defaults = sampling_defaults
         self._tokenizer = tokenizer
@@ -78,7 +80,7 @@ class Pipeline:
         self.metrics = metrics or RequestMetrics.unread()
         self._tracer = tracer
         self.first_tokens = RecentFirstTokens()
-        self._grammars = GrammarChecker(tokenizer.definition)
+        self._grammars = GrammarChecker(tokenizer.definition, grammar_limits)
         self._live: dict[int, RequestProgress] = {}
         self._num_preparing = 0
 

@@ -119,6 +119,7 @@ class Gateway:
             sampling_defaults=read_defaults(config.model, config.generation_config),
             metrics=self._counters.requests,
             tracer=open_tracer(config.tracing, "gateway"),
+            grammar_limits=config.edge.grammars,
         )
         self._scrape = GatewayScrape(self._counters, self._pipeline, self._link, self._readiness)
         latency = LatencyCells(self._counters.book, self._counters.rows.totals)

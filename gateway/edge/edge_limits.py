@@ -6,6 +6,8 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from gateway import limits
+from gateway.structure.budgets import DEFAULT_LIMITS as DEFAULT_GRAMMAR_LIMITS
+from gateway.structure.budgets import GrammarLimits
 from gateway.tokens.turns import DEFAULT_LIMITS, MIB, TextLimits
 
 MAY_BE_ZERO = frozenset({"max_connection_age_s", "sse_keep_alive_interval"})
@@ -26,6 +28,8 @@ class EdgeLimits:
     max_body_values: int = 1 << 18
     max_bodies_mib: int = 512
     max_bodies_mib_per_client: int = 256
+    max_slow_grammars: int = DEFAULT_GRAMMAR_LIMITS.max_slow
+    max_slow_grammars_per_client: int = DEFAULT_GRAMMAR_LIMITS.max_slow_per_client
     max_header_bytes: int = 64 << 10
     max_headers: int = 128
     max_streams_per_client: int = 1024
@@ -71,6 +75,11 @@ class EdgeLimits:
         return max(self.max_bodies_mib * MIB, self.max_bodies_bytes_per_client)
 
     @property
+    def grammars(self) -> GrammarLimits:
+        """Of grammars that take long to be checked."""
+        return GrammarLimits(self.max_slow_grammars, self.max_slow_grammars_per_client)
+
+    @property
     def grpc_options(self) -> list[tuple[str, int]]:
         """What gRPC itself enforces."""
         options = [
@@ -102,6 +111,8 @@ HELP: dict[str, tuple[str, str]] = {
     ),
     "max_bodies_mib": ("MIB", "MiB of memory for bodies that are received or read (429)"),
     "max_bodies_mib_per_client": ("MIB", "the same of each client (429)"),
+    "max_slow_grammars": ("N", "different grammars whose check takes long that may wait (429)"),
+    "max_slow_grammars_per_client": ("N", "of these, those of one client (429)"),
     "max_header_bytes": ("N", "most bytes of a request's headers (431)"),
     "max_headers": ("N", "most headers of an HTTP request (431)"),
     "max_streams_per_client": (

@@ -1,35 +1,48 @@
-"""Converts structures to grammars and checks that a worker of this model can apply them."""
+"""Converts structures to grammars and checks that a worker of this model can apply them.
 
-import asyncio
+Callers take turns. A grammar whose check takes longer than a quick one waits apart, in turns too,
+so that nothing else waits for it.
+"""
+
 import threading
-import weakref
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from gateway.auth import CLIENT
 from gateway.errors import RequestError, invalid, unavailable, unsupported
+from gateway.lanes import Lane
 from gateway.structure import json_schema
+from gateway.structure.budgets import DEFAULT_LIMITS, GrammarLimits, SlowGrammars
 from gateway.structure.calls import AnyStructure, CallsInAnswer
 from gateway.structure.structure import ANY_OBJECT, CallList, JsonSchema
 from gateway.structure.tags import Asked, StructuralTags
 from gateway.structure.thinking import ThoughtFirst
 from wire.grammar import BadGrammar, BadVocabulary, GrammarTooLarge
-from wire.grammar_check.checks import ChecksLost, GrammarChecks, VocabularySource
+from wire.grammar_check.checks import ChecksLost, GrammarChecks, SlowGrammar, VocabularySource
+from wire.grammar_check.limits import CheckLimits
 
-MAX_WAITING_CHECKS = 16  # threads of their own, so that tokenizing never waits for a grammar
+NUM_QUICK_THREADS = 4  # threads of their own, so that tokenizing never waits for a grammar
+NUM_SLOW_THREADS = 2
 
 
 class GrammarChecker:
     """Checks grammars against the model's vocabulary, in another process."""
 
-    def __init__(self, tokenizer: Callable[[], str]) -> None:
+    def __init__(
+        self,
+        tokenizer: Callable[[], str],
+        limits: GrammarLimits = DEFAULT_LIMITS,
+        check_limits: CheckLimits | None = None,
+    ) -> None:
         self._tokenizer = tokenizer  # the content of its tokenizer.json
-        self._threads = ThreadPoolExecutor(MAX_WAITING_CHECKS, "grammars")
+        self._check_limits = check_limits
+        self._quick = Lane("grammars", NUM_QUICK_THREADS)
+        self._slow = Lane("slow-grammars", NUM_SLOW_THREADS)
+        self._slow_ones = SlowGrammars(limits)
         self._lock = threading.Lock()
         self._checks: tuple[tuple[int, tuple[int, ...]], GrammarChecks] | None = None
-        weakref.finalize(self, self._threads.shutdown, wait=False, cancel_futures=True)
 
     def close(self) -> None:
         """Ends the checking process."""
@@ -43,28 +56,38 @@ class GrammarChecker:
         eos_token_ids: tuple[int, ...],
     ) -> str:
         """The grammar of a structure. Raises RequestError naming the place at fault."""
+        client = CLIENT.get()
         resolve = partial(self._resolve, structure, vocab_size, eos_token_ids)
-        return await asyncio.get_running_loop().run_in_executor(self._threads, resolve)
+        try:
+            return await self._quick.run(client, partial(resolve, is_quick=True), _nothing)
+        except SlowGrammar as slow:
+            key = slow.key
+        self._slow_ones.enter(client, key, structure.place)
+        leave = partial(self._slow_ones.leave, client, key)
+        return await self._slow.run(client, partial(resolve, is_quick=False), leave)
 
     def _resolve(
         self,
         structure: AnyStructure | ThoughtFirst,
         vocab_size: int,
         eos_token_ids: tuple[int, ...],
+        *,
+        is_quick: bool,
     ) -> str:
+        """The grammar. Raises SlowGrammar if `is_quick` and a check is not."""
         grammar = structure.to_grammar()
         try:
-            checks = self._checks_of(vocab_size, eos_token_ids)
+            checks = _Checks(self._checks_of(vocab_size, eos_token_ids), is_quick)
             checks.check(grammar)
         except BadVocabulary as error:
-            field = structure.place.partition(".")[0]
-            raise unsupported(field, f"is not supported for this model: {error}") from error
-        except GrammarTooLarge as error:
-            raise invalid(structure.place, str(error)) from error
+            place = structure.place.partition(".")[0]
+            raise unsupported(place, f"is not supported for this model: {error}") from error
         except BadGrammar as error:
             looser = _without_failing(structure, checks)
             if looser != structure:
-                return self._resolve(looser, vocab_size, eos_token_ids)
+                return self._resolve(looser, vocab_size, eos_token_ids, is_quick=is_quick)
+            if isinstance(error, GrammarTooLarge):
+                raise invalid(structure.place, str(error)) from error
             raise _refusal(structure, str(error), checks) from error
         except ChecksLost as error:
             raise unavailable(str(error)) from error
@@ -76,12 +99,32 @@ class GrammarChecker:
             if self._checks is None or self._checks[0] != key:
                 self.close()
                 source = VocabularySource(self._tokenizer, vocab_size, eos_token_ids)
-                self._checks = key, GrammarChecks(source)
+                self._checks = key, GrammarChecks(source, self._check_limits)
             return self._checks[1]
 
 
+@dataclass(frozen=True, slots=True)
+class _Checks:
+    """The checks of one kind."""
+
+    checks: GrammarChecks
+    is_quick: bool
+
+    def check(self, grammar: str) -> None:
+        """Raises as `GrammarChecks.check` does."""
+        self.checks.check(grammar, is_quick=self.is_quick)
+
+    def find(self, grammars: Iterable[str], problem: str) -> int | None:
+        """The index of the first grammar with this problem; None if there is none."""
+        return self.checks.find(grammars, problem, is_quick=self.is_quick)
+
+
+def _nothing() -> None:
+    """What quick checks do at their end: they are not counted."""
+
+
 def _without_failing(
-    structure: AnyStructure | ThoughtFirst, checks: GrammarChecks
+    structure: AnyStructure | ThoughtFirst, checks: _Checks
 ) -> AnyStructure | ThoughtFirst:
     """The same with any object in place of loose schemas that no grammar can hold."""
     if not isinstance(structure, ThoughtFirst):
@@ -91,7 +134,7 @@ def _without_failing(
     return replace(structure, answer=_held(structure.answer, checks))
 
 
-def _held(structure: AnyStructure, checks: GrammarChecks) -> AnyStructure:
+def _held(structure: AnyStructure, checks: _Checks) -> AnyStructure:
     if isinstance(structure, JsonSchema):
         return structure if _can_be_held(structure, checks) else _any_object(structure)
     if not isinstance(structure, (CallList, CallsInAnswer)):
@@ -107,7 +150,7 @@ def _any_object(schema: JsonSchema) -> JsonSchema:
     return replace(schema, schema=ANY_OBJECT)
 
 
-def _can_be_held(schema: JsonSchema, checks: GrammarChecks) -> bool:
+def _can_be_held(schema: JsonSchema, checks: _Checks) -> bool:
     if not schema.is_loose or schema.schema == ANY_OBJECT:
         return True
     try:
@@ -117,9 +160,7 @@ def _can_be_held(schema: JsonSchema, checks: GrammarChecks) -> bool:
     return True
 
 
-def _refusal(
-    structure: AnyStructure | ThoughtFirst, problem: str, checks: GrammarChecks
-) -> RequestError:
+def _refusal(structure: AnyStructure | ThoughtFirst, problem: str, checks: _Checks) -> RequestError:
     if isinstance(structure, ThoughtFirst):
         if structure.answer is None:
             return invalid(structure.place, problem)

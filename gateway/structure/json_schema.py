@@ -19,6 +19,8 @@ from gateway.structure.keywords import is_vendor, join
 
 MAX_NESTING = 64
 MAX_JSON_NESTING = 123  # the engine reads 127, with what is written around a schema
+# Of one object, those that may be left out: each is a way to continue after each of the others.
+MAX_FREE_PROPERTIES = 450
 MAX_TRIES = 256  # parts tried in search of the one at fault
 
 _ARRAYS = frozenset({"enum", "required"})
@@ -137,6 +139,11 @@ def _check_keyword(keyword: str, value: Any, schema: dict[str, Any], place: str)
         raise unsupported(where, f"{value!r} is not supported in a schema")
     if keyword in ("enum", "const", "properties", "required"):
         _check_texts(list(value) if keyword == "properties" else value, where)
+    if keyword == "properties":
+        num_free = len(value.keys() - set(schema.get("required", ())))
+        if num_free > MAX_FREE_PROPERTIES:
+            most = MAX_FREE_PROPERTIES
+            raise unsupported(where, f"{num_free} may be left out, at most {most} can be followed")
     if keyword == "minProperties" and isinstance(value, int):
         # A generated map may repeat a key, so more than one cannot be guaranteed.
         required = schema.get("required")

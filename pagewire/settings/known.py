@@ -210,6 +210,8 @@ OPTIONS: dict[str, tuple[str, ...]] = {
         "max-body-values",
         "max-bodies-mib",
         "max-bodies-mib-per-client",
+        "max-slow-grammars",
+        "max-slow-grammars-per-client",
         "max-header-bytes",
         "max-headers",
         "max-streams-per-client",

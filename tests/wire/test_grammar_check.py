@@ -7,11 +7,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from gateway.structure.structure import JsonSchema
 from tests import hostile_grammars as hostile
 from tests.pace import patience
 from tests.worker_svc.spelling import EOS, SUMS, VOCAB_SIZE, make_tokenizer
 from wire.grammar import BadGrammar, BadVocabulary, GrammarTooLarge
-from wire.grammar_check.checks import GrammarChecks, VocabularySource
+from wire.grammar_check.checks import GrammarChecks, SlowGrammar, VocabularySource
 from wire.grammar_check.limits import CheckLimits
 
 SOURCE = VocabularySource(make_tokenizer().to_str, VOCAB_SIZE, [EOS])
@@ -75,6 +76,36 @@ def test_each_limit_is_told_apart(limits: dict[str, float], reason: str) -> None
     checks = limited(**limits)
     with pytest.raises(GrammarTooLarge, match=reason):
         checks.check(hostile.chained_rules(1_000) + f"# {'x' * (4 << 20)}\n")
+    checks.close()
+
+
+def test_a_quick_check_gives_up_and_a_full_one_answers_for_good() -> None:
+    checks = limited(quick_s=0.001)
+    grammar = hostile.chained_rules(1_000) + f"# {'x' * (1 << 20)}\n"
+    for _ in range(2):
+        with pytest.raises(SlowGrammar):
+            checks.check(grammar, is_quick=True)
+    assert checks.num_checked == 1 and not checks.knows(grammar) and checks.knows_as_slow(grammar)
+    checks.check(grammar)
+    assert checks.knows(grammar) and checks.knows_as_slow(grammar)
+    checks.check(grammar, is_quick=True)
+    assert checks.num_checked == 2
+    with pytest.raises(SlowGrammar):
+        checks.find([grammar], "any", is_quick=True)
+    checks.close()
+
+
+def test_a_quick_check_does_not_wait_for_a_full_one_of_the_same_grammar() -> None:
+    checks = limited()
+    grammar = JsonSchema("form", hostile.crossed("x")).to_grammar()
+    checks.prepare()
+    with ThreadPoolExecutor(1) as pool:
+        full = pool.submit(checks.check, grammar)
+        while not checks.num_checked:
+            pass
+        with pytest.raises(SlowGrammar):
+            checks.check(grammar, is_quick=True)
+        full.result()
     checks.close()
 
 

@@ -1,7 +1,8 @@
 """Checks grammars in another process, each at most once; what is known is answered at once.
 
 Thread-safe; `check` waits for the other process, so it belongs in a thread that may wait. A grammar
-that exceeded a limit is refused from then on without being tried again.
+that exceeded a limit is refused from then on without being tried again. Quick checks have places of
+their own: one that takes longer ends, and its caller asks for a full one, which delays no others.
 """
 
 import contextlib
@@ -25,13 +26,22 @@ from wire.grammar_check import frames
 from wire.grammar_check.limits import CheckLimits
 
 MAX_KNOWN = 1_024  # grammars whose outcome is remembered, by hash
-MAX_AT_ONCE = 4
+MAX_AT_ONCE = 4  # quick ones
+MAX_FULL_AT_ONCE = 2
 _ROOT = Path(__file__).resolve().parents[2]
 _TRIES = 2  # a checking process that was lost, not by a grammar, is replaced
 
 
 class ChecksLost(Exception):
     """Raised when the checking process ended by itself, and another one, too."""
+
+
+class SlowGrammar(Exception):
+    """Raised where a quick check does not suffice. Equal grammars have equal keys."""
+
+    def __init__(self, key: bytes) -> None:
+        super().__init__("the grammar takes longer than a quick check")
+        self.key = key
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +61,12 @@ class GrammarChecks:
         self._limits = limits or CheckLimits()
         self._lock = threading.Lock()
         self._starting = threading.Lock()
-        self._places = threading.Semaphore(min(MAX_AT_ONCE, max((os.cpu_count() or 1) // 2, 1)))
+        num_half = max((os.cpu_count() or 1) // 2, 1)
+        self._quick_places = threading.Semaphore(min(MAX_AT_ONCE, max(num_half, 2)))
+        self._full_places = threading.Semaphore(min(MAX_FULL_AT_ONCE, num_half))
         self._process: _Process | None = None
-        # Answer by hash of the grammar; the newest last.
-        self._known: OrderedDict[bytes, Future[bytes]] = OrderedDict()
+        # By hash of the grammar; the newest last.
+        self._known: OrderedDict[bytes, _Outcome] = OrderedDict()
         self.num_checked = 0
 
     def prepare(self) -> None:
@@ -64,41 +76,50 @@ class GrammarChecks:
     def knows(self, grammar: str) -> bool:
         """Whether `check` would answer at once."""
         known = self._known.get(_hash(grammar))
-        return known is not None and known.done()
+        return known is not None and known.answer.done() and not known.is_slow()
 
-    def check(self, grammar: str) -> None:
+    def knows_as_slow(self, grammar: str) -> bool:
+        """Whether a quick check was known not to suffice: reading it takes long again."""
+        known = self._known.get(_hash(grammar))
+        return known is not None and (known.is_slow() or not known.is_quick)
+
+    def check(self, grammar: str, *, is_quick: bool = False) -> None:
         """Raises BadGrammar, BadVocabulary or ChecksLost; waits for a check under way.
 
-        Raises GrammarTooLarge if it exceeded a limit.
+        Raises GrammarTooLarge if it exceeded a limit, and SlowGrammar if `is_quick` and it takes
+        longer than that.
         """
         key = _hash(grammar)
-        with self._lock:
-            known = self._known.get(key)
-            if is_mine := known is None:
-                known = self._known[key] = Future()
-            self._known.move_to_end(key)
-            if len(self._known) > MAX_KNOWN:
-                self._known.popitem(last=False)
-        if is_mine:
-            self._find_out(key, grammar, known)
-        answer = known.result()
+        while True:
+            outcome, is_mine = self._outcome_of(key, is_quick=is_quick)
+            if is_mine:
+                self._find_out(key, grammar, outcome)
+            elif is_quick and not outcome.is_quick and not outcome.answer.done():
+                raise SlowGrammar(key)
+            answer = outcome.answer.result()
+            if not answer.startswith(frames.SLOW):
+                break
+            if is_quick:
+                raise SlowGrammar(key)
         problem = answer[1:].decode()
         if answer.startswith(frames.TOO_LARGE):
             raise GrammarTooLarge(problem)
         if answer.startswith(frames.BAD):
             raise BadGrammar(problem)
 
-    def find(self, grammars: Iterable[str], problem: str) -> int | None:
+    def find(self, grammars: Iterable[str], problem: str, *, is_quick: bool = False) -> int | None:
         """The index of the first grammar with this problem; None if there is none.
 
         One process checks all of them, within the limits of one. Raises as `check` does.
         """
-        with self._places, self._started().connect() as ask:
+        with self._place(is_quick=is_quick), self._started().connect(is_quick=is_quick) as ask:
             for index, grammar in enumerate(grammars):
                 try:
                     answer = ask(grammar)
                 except (frames.Closed, OSError):
                     return None
+                if answer.startswith(frames.SLOW):
+                    raise SlowGrammar(_hash(grammar))
                 if answer[1:].decode() == problem:
                     return index
         return None
@@ -109,21 +130,36 @@ class GrammarChecks:
         if process is not None:
             process.end()
 
-    def _find_out(self, key: bytes, grammar: str, outcome: Future[bytes]) -> None:
+    def _outcome_of(self, key: bytes, *, is_quick: bool) -> "tuple[_Outcome, bool]":
+        """What is known or being found out, and whether the caller is to find it out."""
+        with self._lock:
+            known = self._known.get(key)
+            if is_mine := known is None or (known.is_slow() and not is_quick):
+                known = self._known[key] = _Outcome(Future(), is_quick)
+            self._known.move_to_end(key)
+            if len(self._known) > MAX_KNOWN:
+                self._known.popitem(last=False)
+            assert known is not None
+            return known, is_mine
+
+    def _find_out(self, key: bytes, grammar: str, outcome: "_Outcome") -> None:
         try:
-            with self._places:
-                outcome.set_result(self._ask(grammar))
+            with self._place(is_quick=outcome.is_quick):
+                outcome.answer.set_result(self._ask(grammar, is_quick=outcome.is_quick))
         except BaseException as error:
             with self._lock:
                 self._known.pop(key, None)  # it says nothing about the grammar
-            outcome.set_exception(error)
+            outcome.answer.set_exception(error)
 
-    def _ask(self, grammar: str) -> bytes:
+    def _place(self, *, is_quick: bool) -> threading.Semaphore:
+        return self._quick_places if is_quick else self._full_places
+
+    def _ask(self, grammar: str, *, is_quick: bool) -> bytes:
         self.num_checked += 1
         for _ in range(_TRIES):
             process = self._started()
             try:
-                with process.connect() as ask:
+                with process.connect(is_quick=is_quick) as ask:
                     return ask(grammar)
             except (frames.Closed, OSError):
                 with self._starting:
@@ -136,6 +172,20 @@ class GrammarChecks:
             if self._process is None:
                 self._process = _Process(self._source, self._limits)
             return self._process
+
+
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    """The answer about one grammar, of a quick check or of a full one."""
+
+    answer: Future[bytes]
+    is_quick: bool
+
+    def is_slow(self) -> bool:
+        """Whether a quick check has ended without an answer."""
+        if not self.is_quick or not self.answer.done() or self.answer.exception() is not None:
+            return False
+        return self.answer.result().startswith(frames.SLOW)
 
 
 class _Process:
@@ -168,12 +218,13 @@ class _Process:
             raise BadVocabulary(problem)
 
     @contextlib.contextmanager
-    def connect(self) -> Iterator[Callable[[str], bytes]]:
+    def connect(self, *, is_quick: bool) -> Iterator[Callable[[str], bytes]]:
         """A function that asks about grammars in one child. Closed or OSError: it is gone."""
         mine, theirs = socket.socketpair()
         with mine:
             with theirs, self._sending:
-                socket.send_fds(self._control, [b"c"], [theirs.fileno()])
+                kind = frames.QUICK_CHECK if is_quick else frames.FULL_CHECK
+                socket.send_fds(self._control, [kind], [theirs.fileno()])
             yield partial(_ask, mine)
 
 

@@ -5,7 +5,9 @@ import struct
 
 _LENGTH = struct.Struct("<I")
 # The first byte of an answer about a grammar, before its problem in words.
-FOLLOWED, BAD, TOO_LARGE = b"0", b"1", b"2"
+FOLLOWED, BAD, TOO_LARGE, SLOW = b"0", b"1", b"2", b"3"
+# What asks for a check, with its connection.
+QUICK_CHECK, FULL_CHECK = b"q", b"f"
 
 
 class Closed(Exception):

@@ -22,7 +22,7 @@ from wire.grammar import (
     read_vocabulary,
 )
 from wire.grammar_check import frames
-from wire.grammar_check.limits import CheckLimits, give_way
+from wire.grammar_check.limits import SLOW_SIGNAL, CheckLimits, give_way
 
 
 class Helper:
@@ -58,15 +58,15 @@ class Helper:
         connection = socket.socket(fileno=fds[0])
         child = os.fork()
         if not child:
-            self._check(connection)
+            self._check(connection, is_quick=content == frames.QUICK_CHECK)
         self._checks[child] = connection
         return True
 
-    def _check(self, connection: socket.socket) -> None:
+    def _check(self, connection: socket.socket, *, is_quick: bool) -> None:
         """Checks grammars in the child until no more come; never returns."""
         try:
             signal.set_wakeup_fd(-1)
-            self._limits.apply()
+            self._limits.apply(is_quick=is_quick)
             while True:
                 grammar = frames.receive(connection).decode()
                 frames.send(connection, _answer(self._vocabulary, grammar))
@@ -86,8 +86,13 @@ class Helper:
             with self._checks.pop(child) as connection:
                 if os.WIFSIGNALED(status):
                     with contextlib.suppress(OSError):
-                        reason = self._limits.reason(os.WTERMSIG(status))
-                        frames.send(connection, frames.TOO_LARGE + reason.encode())
+                        frames.send(connection, self._answer_of(os.WTERMSIG(status)))
+
+    def _answer_of(self, signal_number: int) -> bytes:
+        """The answer for a child that a signal has ended."""
+        if signal_number == SLOW_SIGNAL:
+            return frames.SLOW
+        return frames.TOO_LARGE + self._limits.reason(signal_number).encode()
 
 
 def _answer(vocabulary: Vocabulary, grammar: str) -> bytes:

@@ -9,9 +9,11 @@ from dataclasses import dataclass
 # In seconds and MiB; a grammar within them is read a second time by the worker's own threads, on a
 # stack sixteen times as large (`worker_svc/sampling/matcher_threads.py`).
 CPU_S = 5
+QUICK_S = 0.25  # of CPU; what takes longer is checked apart from the others
 WALL_S = 300  # on a machine that has other things to do, 5 s of CPU may take minutes
 MEMORY_MIB = 512
 STACK_MIB = 4
+SLOW_SIGNAL = signal.SIGPROF  # ends a quick check that takes longer
 NICENESS = 10  # what answers requests comes first
 
 
@@ -20,14 +22,18 @@ class CheckLimits:
     """Bounds of one check: seconds of CPU and of the wall, MiB of new memory and of stack."""
 
     cpu_s: int = CPU_S
+    quick_s: float = QUICK_S
     wall_s: float = WALL_S
     memory_mib: int = MEMORY_MIB
     stack_mib: int = STACK_MIB
 
-    def apply(self) -> None:
+    def apply(self, *, is_quick: bool = False) -> None:
         """Limits this process, to be called once after a fork; the system kills it beyond them."""
         for number in (signal.SIGALRM, signal.SIGXCPU, signal.SIGTERM, signal.SIGCHLD):
             signal.signal(number, signal.SIG_DFL)
+        if is_quick:
+            signal.signal(SLOW_SIGNAL, signal.SIG_DFL)
+            signal.setitimer(signal.ITIMER_PROF, self.quick_s)
         signal.setitimer(signal.ITIMER_REAL, self.wall_s)
         _limit(resource.RLIMIT_CORE, 0)
         _limit(resource.RLIMIT_CPU, self.cpu_s)

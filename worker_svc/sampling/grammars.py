@@ -21,7 +21,7 @@ from torch import Tensor
 
 from wire import grammar as grammars
 from wire.grammar import BadGrammar, Matcher, Vocabulary
-from wire.grammar_check.checks import ChecksLost, GrammarChecks
+from wire.grammar_check.checks import ChecksLost, GrammarChecks, SlowGrammar
 from worker_svc.device.late_rows import LateFill, LateRows
 from worker_svc.device.transfer import upload_array
 from worker_svc.protocol.preparations import GrammarOrders
@@ -30,6 +30,7 @@ from worker_svc.sampling.mask_filling import GrammarPlace, Guesses, MaskFiller, 
 from worker_svc.sampling.matcher_threads import large_stack_threads
 
 MAX_WAITING_CHECKS = 16  # threads that wait for the checking process
+MAX_WAITING_SLOW_CHECKS = 2  # others, for grammars that take longer
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +96,10 @@ class Grammars:
     checks: GrammarChecks | None = None  # None: grammars are trusted
     late_rows: LateRows | None = None  # read by the device that samples; None: masks stay here
     _checkers: ThreadPoolExecutor = field(init=False)
+    _slow_checkers: ThreadPoolExecutor = field(init=False)
     _prepared: dict[int, GrammarPlace] = field(init=False, default_factory=dict)
     _builders: ThreadPoolExecutor = field(init=False)
+    _slow_builder: ThreadPoolExecutor = field(init=False)
     _filler: ThreadPoolExecutor = field(init=False)
     _vocabulary: Future[Vocabulary] | None = field(init=False, default=None)
     _masks: MaskFiller = field(init=False, default_factory=MaskFiller)
@@ -105,8 +108,10 @@ class Grammars:
     def __post_init__(self) -> None:
         # Two threads: one builds a matcher while the other may be reading the vocabulary.
         self._builders = large_stack_threads(2, "grammar-build", is_nice=True)
+        self._slow_builder = large_stack_threads(1, "slow-grammar-build", is_nice=True)
         self._filler = large_stack_threads(1, "grammar-fill", is_nice=False)
         self._checkers = ThreadPoolExecutor(MAX_WAITING_CHECKS, "grammar-check")
+        self._slow_checkers = ThreadPoolExecutor(MAX_WAITING_SLOW_CHECKS, "slow-grammar-check")
 
     def prepare(self) -> None:
         """Starts to read the vocabulary, so that the first grammar does not wait for it."""
@@ -120,9 +125,9 @@ class Grammars:
         self.prepare()
         building: Future[Matcher] = Future()
         if self.checks is None or self.checks.knows(grammar):
-            self._builders.submit(self._build, building, grammar, output)
+            self._submit(building, grammar, output)
         else:
-            self._checkers.submit(self._check, building, grammar, output)
+            self._checkers.submit(self._check, building, grammar, output, is_quick=True)
         return GrammarPlace(building, len(output))
 
     def take_orders(self, orders: GrammarOrders, answer: Callable[[int, str], None]) -> None:
@@ -183,16 +188,26 @@ class Grammars:
     def _num_words(self) -> int:
         return -(-self.vocab_size // 32)
 
-    def _check(self, building: Future[Matcher], grammar: str, output: Sequence[int]) -> None:
+    def _check(
+        self, building: Future[Matcher], grammar: str, output: Sequence[int], *, is_quick: bool
+    ) -> None:
         """Reads a grammar in the checking process, and then here."""
         assert self.checks is not None
         try:
-            self.checks.check(grammar)
+            self.checks.check(grammar, is_quick=is_quick)
+        except SlowGrammar:  # others do not wait for it
+            self._slow_checkers.submit(self._check, building, grammar, output, is_quick=False)
         except Exception as error:
             lost = isinstance(error, ChecksLost)
             building.set_exception(BadGrammar(str(error)) if lost else error)
         else:
-            self._builders.submit(self._build, building, grammar, output)
+            self._submit(building, grammar, output)
+
+    def _submit(self, building: Future[Matcher], grammar: str, output: Sequence[int]) -> None:
+        """Has a checked grammar read here; one that takes long delays no other."""
+        is_slow = self.checks is not None and self.checks.knows_as_slow(grammar)
+        builder = self._slow_builder if is_slow else self._builders
+        builder.submit(self._build, building, grammar, output)
 
     def _build(self, building: Future[Matcher], grammar: str, output: Sequence[int]) -> None:
         try:

@@ -76,7 +76,11 @@ def generate(scheduler: Scheduler, grammar: str, max_tokens: int = 4) -> list[in
     [
         (json.dumps(hostile.chained_definitions(1_200)), SCHEMA, "nested too deeply"),
         (json.dumps(hostile.chained_references(3_000)), SCHEMA, "nested too deeply"),
-        (json.dumps(hostile.many_properties(2_100)), SCHEMA, "max is 2000|Too many items"),
+        (
+            json.dumps(hostile.many_properties(2_100)),
+            f"{SCHEMA}.properties",
+            "may be left out",
+        ),
         ('{"type": "number", "minimum": 1e400}', f"{SCHEMA}.minimum", "not a finite number"),
         ('{"type": "number", "minimum": NaN}', f"{SCHEMA}.minimum", "not a finite number"),
         (HUGE, f"{SCHEMA}.maximum", "out of range"),

@@ -1,5 +1,6 @@
 """Rows with grammars: allowed outputs, independent of batches and preemption."""
 
+import contextlib
 import dataclasses
 import json
 import re
@@ -15,9 +16,12 @@ import tokenizers
 import torch
 
 import wire.grammar
+from tests import hostile_grammars as hostile
 from tests.worker_svc.conftest import VOCAB_SIZE, WORKER_CONFIG, Greedy, make_prompt
 from tests.worker_svc.spelling import DIGITS, EOS, SUMS, make_tokenizer
 from wire.grammar import Matcher, Vocabulary, read_vocabulary
+from wire.grammar_check.checks import GrammarChecks, VocabularySource
+from wire.grammar_check.limits import CheckLimits
 from worker_svc.protocol.step import ROW_DEAD_END, NewSequence, RowSampling, StepInput, StepOutput
 from worker_svc.runner.model_runner import NO_TOKEN_LEFT, ModelRunner
 from worker_svc.sampling.grammars import Grammars
@@ -301,6 +305,24 @@ def test_outputs_do_not_use_up_each_others_limits(
             last = column(int(dice.choice(np.flatnonzero(mask))))
             if last[0] == EOS:
                 break
+
+
+def test_a_slow_grammar_delays_no_other(
+    vocabulary: Vocabulary, tokenizer: tokenizers.Tokenizer
+) -> None:
+    source = VocabularySource(tokenizer.to_str, VOCAB_SIZE, [EOS])
+    checks = GrammarChecks(source, CheckLimits(quick_s=0.03))
+    with contextlib.closing(checks):
+        grammars = Grammars(VOCAB_SIZE, lambda: vocabulary, checks)
+        grammars.begin(SUMS, []).building.result()
+        slow_ones = [json.dumps(hostile.crossed(name)) for name in "abc"]
+        slow = [grammars.begin(Matcher.grammar_from_json_schema(one), []) for one in slow_ones]
+        grammars.begin(DIGITS, []).building.result()
+        assert not all(place.building.done() for place in slow)
+        for place in slow:
+            place.building.result()
+        assert all(map(checks.knows_as_slow, map(Matcher.grammar_from_json_schema, slow_ones)))
+        assert not checks.knows_as_slow(DIGITS)
 
 
 def test_rows_without_a_grammar_are_as_without_those_that_have_one(
