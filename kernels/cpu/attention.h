@@ -1,22 +1,22 @@
 /* Attention over the paged KV cache, for decode and for prompts.
  *
- * A single query reads keys and values in place. The queries of a prefill chunk read a copy with
- * transposed keys, so that tiles of queries and keys form GEMMs. The choice depends on a sequence's
- * own number of queries only, and keys are taken in tiles of KEY_TILE from the start of the
- * context: a row's result does not depend on other rows.
+ * A single query reads values in place; the queries of a prompt's chunk read a copy, so that tiles of
+ * queries and values form GEMMs. Keys are transposed for both (keys.h), and taken in tiles of KEY_TILE
+ * from the start of the context. All sums add the same numbers in the same order: a row's bits depend
+ * neither on other rows nor on how many queries its sequence has in this step.
  */
 #ifndef ATTENTION_H
 #define ATTENTION_H
 
 #include <math.h>
 
+#include "keys.h"
 #include "norm.h"
 #include "gemm.h"
 
 enum {
-    MAX_HEAD_DIM = 256,
-    KEY_TILE = 32, /* keys per tile of the online softmax */
     TOGETHER = 4,  /* query heads that share one read of a key */
+    KEY_PART = 64, /* elements of the keys of a tile that a single query reads at once */
     QUERIES = 96,  /* queries per block of a prompt, over all heads of a KV head */
     CACHE_LINE = 64,              /* bytes */
     BYTES_LOADED_AHEAD = 1 << 18, /* of keys and values: less than a core's cache */
@@ -103,7 +103,8 @@ static void write_part(const attention *a, const scalar *qkv, const scalar *qk_n
     }
 }
 
-/* Pointers to one head's keys, for tokens [start, start + count) of a sequence. */
+/* Pointers to one head's keys, for tokens [start, start + count) of a sequence; up to a multiple of
+ * LANES, the last one again. */
 static void find_keys(const attention *a, const layer_cache *cache, long sequence, long kv_head,
                       long start, long count, const cached **keys) {
     const int32_t *table = a->tables + sequence * a->table_width;
@@ -113,6 +114,7 @@ static void find_keys(const attention *a, const layer_cache *cache, long sequenc
         keys[j] = cache->rows + (slot * 2 * a->num_kv_heads + kv_head) * a->head_dim;
         if (++at == block_size) at = 0, block++;
     }
+    for (long j = count; j % LANES; j++) keys[j] = keys[count - 1];
 }
 
 /* Loads keys and values of KV heads `heads`, for tokens [start, start + count) of a sequence, in the
@@ -164,19 +166,22 @@ static float weigh(float *restrict scores, long count, float *largest, float *to
 typedef struct {
     float largest[TOGETHER], total[TOGETHER];
     float sum[TOGETHER][MAX_HEAD_DIM + PAIR];
+    float keys[KEY_PART][KEY_TILE]; /* transposed */
 } running;
 
-/* scores[h][j] = q[h] . keys[j] */
+/* scores[h][j] = q[h] . keys[j]; `part` has space, and finite numbers. */
 INLINED void score_tile(const cached *const *keys, long count, long d, const int heads,
-                        float (*restrict q)[MAX_HEAD_DIM + PAIR],
+                        float (*restrict q)[MAX_HEAD_DIM + PAIR], float (*restrict part)[KEY_TILE],
                         float (*restrict scores)[KEY_TILE]) {
-    for (long j = 0; j < count; j++) {
-        vec products[TOGETHER] = {};
-        for (long i = 0; i < d; i += LANES) {
-            vec key = load_some_cached(keys[j] + i, d - i);
-            for (int h = 0; h < heads; h++) products[h] += load_float(q[h] + i) * key;
+    memset(scores, 0, heads * sizeof *scores);
+    for (long begin = 0; begin < d; begin += KEY_PART) {
+        long end = least(begin + KEY_PART, d);
+        transpose_keys(keys, count, begin, end, part);
+        for (long j = 0; j < count; j += PAIR) {
+            tile t = {part[0] + j, KEY_TILE, q[0] + begin, MAX_HEAD_DIM + PAIR, end - begin,
+                      scores[0] + j, KEY_TILE};
+            run_tile(heads, 2, false, &t);
         }
-        for (int h = 0; h < heads; h++) scores[h][j] = total_of(products[h]);
     }
 }
 
@@ -199,7 +204,7 @@ INLINED void attend_tile(const cached *const *keys, const cached *const *values,
                          const int heads, float (*restrict q)[MAX_HEAD_DIM + PAIR],
                          running *state) {
     float scores[TOGETHER][KEY_TILE], kept[TOGETHER];
-    score_tile(keys, count, d, heads, q, scores);
+    score_tile(keys, count, d, heads, q, state->keys, scores);
     for (int h = 0; h < heads; h++)
         kept[h] = weigh(scores[h], count, &state->largest[h], &state->total[h]);
     add_tile(values, count, d, heads, kept, scores, state->sum);
@@ -214,12 +219,13 @@ static void attend_heads(const attention *a, const scalar *qkv, const scalar *qk
     long kv_head = first / (a->num_heads / a->num_kv_heads);
     float scale = a->scale * scale_of(a, cache, OF_KEYS, kv_head);
     float value_scale = scale_of(a, cache, OF_VALUES, kv_head), q[TOGETHER][MAX_HEAD_DIM + PAIR];
-    running state = {.total = {0}};
+    running state;
+    memset(state.keys, 0, sizeof state.keys);
     for (int h = 0; h < heads; h++) {
         prepare_head(a, row_of_head(a, qkv, row, first + h), norm_of_head(a, qk_norm, first + h),
                      row, q[h]);
         for (long i = 0; i < d; i++) q[h][i] *= scale;
-        state.largest[h] = -INFINITY;
+        state.largest[h] = -INFINITY, state.total[h] = 0;
         memset(state.sum[h], 0, sizeof state.sum[h]);
     }
     const cached *keys[KEY_TILE], *values[KEY_TILE];
@@ -266,16 +272,12 @@ static void copy_keys(const attention *a, const layer_cache *cache, const query_
     long d = a->head_dim, width = ceil_div(d, PAIR) * PAIR;
     const cached *keys[KEY_TILE];
     find_keys(a, cache, b->sequence, b->kv_head, start, count, keys);
-    memset(s->keys, 0, d * sizeof s->keys[0]);
+    transpose_keys(keys, count, 0, d, s->keys);
     memset(s->values, 0, KEY_TILE * width * sizeof s->values[0]);
     for (long j = 0; j < count; j++) {
         const cached *value = keys[j] + a->num_kv_heads * d;
-        for (long i = 0; i < d; i += LANES) {
-            float key[LANES];
-            store_float(key, load_some_cached(keys[j] + i, d - i));
-            for (long lane = 0; lane < least(LANES, d - i); lane++) s->keys[i + lane][j] = key[lane];
+        for (long i = 0; i < d; i += LANES)
             store_float(s->values + j * width + i, load_some_cached(value + i, d - i));
-        }
     }
 }
 
@@ -314,6 +316,7 @@ static void attend_block(const attention *a, const scalar *qkv, const scalar *qk
     long d = a->head_dim, count = b->num_queries * b->heads;
     long first_head = b->kv_head * b->heads, context = a->context_lens[b->sequence];
     long first_position = context - (a->starts[b->sequence + 1] - b->first_row);
+    memset(s.keys, 0, sizeof s.keys);
     for (long r = 0; r < count; r++) {
         long row = b->first_row + r / b->heads, head = first_head + r % b->heads;
         prepare_head(a, row_of_head(a, qkv, row, head), norm_of_head(a, qk_norm, head), row, s.q[r]);

@@ -180,15 +180,19 @@ enum { KV_MANTISSA = 2, KV_BIAS = 15, KV_LARGEST = 0x7b };
 #endif
 enum { KV_DROPPED = 23 - KV_MANTISSA, KV_REBIAS = 127 - KV_BIAS };
 
-INLINED vec load_cached(const cached *x) {
-    byte_vec stored;
-    memcpy(&stored, x, sizeof stored);
-    uvec bits = __builtin_convertvector(stored, uvec), size = bits & 0x7f;
+INLINED vec from_fp8(uvec bits) { /* below 256 */
+    uvec size = bits & 0x7f;
     vec normal = (vec)((size << KV_DROPPED) + ((uint32_t)KV_REBIAS << 23));
     vec least = (vec)((uvec){} + ((uint32_t)KV_REBIAS << 23));
     vec value = either((ivec)(size < (1u << KV_MANTISSA)), 2.0f * (normal - least), normal);
     uvec is_not_finite = (uvec)(size > KV_LARGEST);
     return (vec)((uvec)value | (is_not_finite & 0x7fc00000) | (bits & 0x80) << 24);
+}
+
+INLINED vec load_cached(const cached *x) {
+    byte_vec stored;
+    memcpy(&stored, x, sizeof stored);
+    return from_fp8(__builtin_convertvector(stored, uvec));
 }
 
 INLINED void store_cached(cached *to, vec value, float inverse) {
@@ -212,6 +216,19 @@ typedef scalar cached;
 INLINED vec load_cached(const cached *x) { return load(x); }
 INLINED void store_cached(cached *to, vec value, float inverse) { store(to, value); }
 #endif
+
+/* The `which`th of the numbers in each word. */
+INLINED vec cached_of_word(uvec word, const int which) {
+#if defined(KV_E4M3) || defined(KV_E5M2)
+    return from_fp8(word >> (8 * which) & 0xff);
+#elif defined(BFLOAT16)
+    return which ? (vec)(word & 0xffff0000u) : (vec)(word << 16);
+#elif defined(FLOAT16)
+    return widened(low_halves(which ? word >> 16 : word & 0xffff));
+#else
+    return (void)which, (vec)word;
+#endif
+}
 
 INLINED vec load_some_cached(const cached *x, long count) { /* padded with zeros */
     if (__builtin_expect(count >= LANES, 1)) return load_cached(x);
