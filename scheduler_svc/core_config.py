@@ -1,6 +1,6 @@
 """Combines this process's options with the worker's limits."""
 
-from pagewire.v1 import worker_pb2
+from pagewire.v1 import types_pb2, worker_pb2
 from scheduler_svc.config import ServiceConfig
 from scheduler_svc.core import SchedulerConfig
 from scheduler_svc.worker.served import WrongWorker
@@ -17,7 +17,7 @@ def core_config(config: ServiceConfig, worker: worker_pb2.WorkerDescription) -> 
         max_num_batched_tokens=budget,
         max_model_len=worker.model.max_model_len,
         vocab_size=worker.model.vocab_size,
-        eos_token_ids=tuple(worker.model.eos_token_ids),
+        eos_token_ids=_eos_token_ids(worker.model),
         long_prefill_token_threshold=config.long_prefill_token_threshold,
         enable_prefix_caching=config.enable_prefix_caching,
         preemption=config.preemption,
@@ -48,3 +48,8 @@ def check_successor(before: SchedulerConfig, worker: worker_pb2.WorkerDescriptio
 
 def _namespace(worker: worker_pb2.WorkerDescription) -> str:
     return "" if worker.kv_dtype == worker.model.dtype else worker.kv_dtype
+
+
+def _eos_token_ids(model: types_pb2.ModelInfo) -> tuple[int, ...]:
+    """The ids that end an output; no row may name one that the worker's vocabulary lacks."""
+    return tuple(token_id for token_id in model.eos_token_ids if token_id < model.vocab_size)

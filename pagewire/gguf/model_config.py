@@ -4,6 +4,7 @@ A key of the architecture that is not read here stands in config.json under its 
 worker refuses what it does not know.
 """
 
+import logging
 import struct
 from typing import Any
 
@@ -38,11 +39,14 @@ READ = frozenset(
     {*NUMBERS, *OPTIONAL, EPSILON, THETA, ROTATED, VALUE_LENGTH, VOCAB_SIZE}
     | {SCALING, SCALING_FACTOR, ORIGINAL_LENGTH, FINETUNED}
 )
+log = logging.getLogger(__name__)
+
 MOST = 1 << 31  # of every size
 MAX_CONTEXT = 1 << 24  # tokens; a table of positions is computed for all of them
 SPLIT_COUNT, KIND = "split.count", "general.type"
 DTYPES = {F32: "float32", F16: "float16", BF16: "bfloat16"}
 
+BEGINS = "bos_token_id"
 SPECIAL_IDS = {
     "bos_token_id": "bos_token_id",
     "eos_token_id": "eos_token_id",
@@ -113,15 +117,22 @@ def special_ids(header: GgufHeader) -> dict[str, int]:
 
 
 def token_id_of(header: GgufHeader, name: str) -> int | None:
-    """A special token's id; None: the file names none. Raises BadGguf for one that is no id."""
+    """A special token's id; None: the file names none, or one that is no id and begins no text.
+
+    Raises BadGguf for one that would begin each text.
+    """
     key = f"tokenizer.ggml.{name}"
     token_id: int | None = header.get(key, int)
     if token_id is None:
         return None
     num_tokens = len(header.require("tokenizer.ggml.tokens", list))
-    if not 0 <= token_id < num_tokens:
-        header.refuse(f"{key}: {token_id} is no id of {num_tokens} tokens")
-    return token_id
+    if 0 <= token_id < num_tokens:
+        return token_id
+    problem = f"{key}: {token_id} is no id of {num_tokens} tokens"
+    if name == BEGINS:
+        header.refuse(problem)
+    log.warning("%s: %s", header.path.name, problem)
+    return None
 
 
 def _refuse_other_files(header: GgufHeader) -> None:

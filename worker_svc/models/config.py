@@ -5,6 +5,7 @@ Both forms are read: `torch_dtype`, `rope_theta`, `rope_scaling` (transformers 4
 """
 
 import json
+import logging
 from collections.abc import Collection, Mapping
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
@@ -41,6 +42,7 @@ SCALINGS: dict[str, type[Scaling]] = {
     "yarn": YarnScaling,
 }
 
+log = logging.getLogger(__name__)
 
 WANTED = "a model is a Hugging Face folder with config.json and safetensors, or a GGUF file"
 
@@ -143,7 +145,7 @@ def load(
         mlp_bias=is_llama and _flag(raw, "mlp_bias"),
         qk_norm=is_qwen3,
         checkpoint_dtype=str(raw.get("dtype") or raw.get("torch_dtype") or "float32"),
-        eos_token_ids=_eos_token_ids(raw, defaults),
+        eos_token_ids=_eos_token_ids(raw, defaults, _positive(raw, "vocab_size")),
         quantization=_quantization(folder, raw, quantization),
     )
 
@@ -294,10 +296,22 @@ def _quantization(folder: Path, raw: Mapping[str, Any], asked: str) -> Quantizat
         raise UnsupportedModel(str(error)) from None
 
 
-def _eos_token_ids(raw: Mapping[str, Any], generation: Mapping[str, Any]) -> tuple[int, ...]:
-    """EOS ids of the generation config, which include those of chat turns; else of config.json."""
-    for source in (generation, raw):
-        ids = source.get("eos_token_id")
-        if ids is not None:
-            return tuple(ids) if isinstance(ids, list) else (int(ids),)
+def _eos_token_ids(
+    raw: Mapping[str, Any], generation: Mapping[str, Any], vocab_size: int
+) -> tuple[int, ...]:
+    """EOS ids of the generation config, which include those of chat turns; else of config.json.
+
+    What is no id of the vocabulary can end no output: it is dropped, with a warning in the log.
+    """
+    for name, source in ((GENERATION_CONFIG, generation), (CONFIG, raw)):
+        given = source.get("eos_token_id")
+        if given is None:
+            continue
+        entries = given if isinstance(given, list) else [given]
+        ids = [entry for entry in entries if type(entry) is int and 0 <= entry < vocab_size]
+        if len(ids) < len(entries):
+            strange = config_keys.short([entry for entry in entries if entry not in ids])
+            log.warning("%s: eos_token_id: %s: no ids of the vocabulary", name, strange)
+        if ids or not entries:
+            return tuple(dict.fromkeys(ids))
     return ()

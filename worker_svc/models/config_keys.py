@@ -243,9 +243,10 @@ def _reason(
             f"the output; if it does not, give --ignore-config-keys {name}"
         )
     served = " or ".join(repr(each) for each in (None, *neutral[name]))
-    return f"{name}: {_short(value)} is not supported for {architecture}, only {served} is"
+    return f"{name}: {short(value)} is not supported for {architecture}, only {served} is"
 
 
-def _short(value: object) -> str:
+def short(value: object) -> str:
+    """A value as it is written, cut where it is long."""
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."

@@ -137,6 +137,20 @@ def test_ends_of_turns_end_an_output_and_sampling_defaults_are_read(tmp_path: Pa
     assert content == expected | {"temperature": 0.6, "top_k": 20}
 
 
+def test_an_end_that_is_no_id_of_a_token_is_dropped_with_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def edit(file: GgufFile) -> None:
+        file.metadata |= {"tokenizer.ggml.eot_token_id": 260, "tokenizer.ggml.eom_token_id": 3}
+        file.metadata |= {"tokenizer.ggml.padding_token_id": 2**32 - 1}  # how "none" is written
+
+    path = tiny_file(edit).write(tmp_path / "model.gguf")
+    content = json.loads(read_file(path, "generation_config.json") or b"")
+    assert content == {"bos_token_id": 1, "eos_token_id": [2, 3]}
+    assert "tokenizer.ggml.eot_token_id: 260 is no id of 260 tokens" in caplog.text
+    assert "pad_token" not in json.loads(read_file(path, "tokenizer_config.json") or b"")
+
+
 def test_chat_templates_come_by_name(tmp_path: Path) -> None:
     def edit(file: GgufFile) -> None:
         file.metadata["tokenizer.chat_template.tool_use"] = "tools"

@@ -137,6 +137,36 @@ def test_end_of_sequence_ids_come_from_the_generation_config_first(
 
 
 @pytest.mark.parametrize(
+    ("in_generation", "expected", "told"),
+    [
+        ([8, 100], (8,), "[100]"),  # of a vocabulary of 100
+        ([8, 2**70, -1, 99], (8, 99), "[1180591620717411303424, -1]"),
+        ([8, "9", 9.0, True, None, [9]], (8,), "['9', 9.0, True, None, [9]]"),
+        ([8, 8, 9], (8, 9), ""),
+        (100, (7,), "[100]"),  # config.json has another
+        (-1, (7,), "[-1]"),
+        ("8", (7,), "['8']"),
+        ([], (), ""),
+    ],
+)
+def test_an_end_of_sequence_id_outside_the_vocabulary_is_dropped_with_a_warning(
+    tmp_path: Path,
+    in_generation: Any,
+    expected: tuple[int, ...],
+    told: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    config = load(tmp_path, {"eos_token_id": in_generation})
+    assert config.eos_token_ids == expected
+    warned = f"generation_config.json: eos_token_id: {told}: no ids of the vocabulary"
+    assert (warned in caplog.text) == bool(told)
+
+
+def test_a_model_whose_ends_are_all_outside_its_vocabulary_has_none(tmp_path: Path) -> None:
+    assert load(tmp_path, {"eos_token_id": [100, 101]}, eos_token_id=102).eos_token_ids == ()
+
+
+@pytest.mark.parametrize(
     ("named", "changes"),
     [
         ("architectures", {"architectures": ["GPT2LMHeadModel"]}),
