@@ -136,7 +136,7 @@ def load(
         num_kv_heads=num_kv_heads,
         head_dim=_head_dim(raw, num_heads),
         rms_norm_eps=float(_required(raw, "rms_norm_eps")),
-        rope=_rotary(raw),
+        rope=_rotary(raw, ignored_keys),
         max_position_embeddings=_positive(raw, "max_position_embeddings"),
         sliding_window=_sliding_window(raw, architecture),
         tie_word_embeddings=_flag(raw, "tie_word_embeddings"),
@@ -146,7 +146,7 @@ def load(
         qk_norm=is_qwen3,
         checkpoint_dtype=str(raw.get("dtype") or raw.get("torch_dtype") or "float32"),
         eos_token_ids=_eos_token_ids(raw, defaults, _positive(raw, "vocab_size")),
-        quantization=_quantization(folder, raw, quantization),
+        quantization=_quantization(folder, raw, quantization, ignored_keys),
     )
 
 
@@ -241,16 +241,16 @@ def _sliding_window(raw: Mapping[str, Any], architecture: str) -> int | None:
     return int(window)
 
 
-def _rotary(raw: Mapping[str, Any]) -> RotaryConfig:
+def _rotary(raw: Mapping[str, Any], ignored: Collection[str]) -> RotaryConfig:
     """The rotary embedding, from one field (transformers 5) or from two (transformers 4)."""
     given = [name for name in ("rope_parameters", "rope_scaling") if raw.get(name)]
-    read = [_rotary_in(raw, name) for name in given or ["rope_scaling"]]
+    read = [_rotary_in(raw, name, ignored) for name in given or ["rope_scaling"]]
     if any(other.scaling != read[0].scaling for other in read):
         raise UnsupportedModel("rope_scaling: differs from rope_parameters, and only one can hold")
     return read[0]
 
 
-def _rotary_in(raw: Mapping[str, Any], where: str) -> RotaryConfig:
+def _rotary_in(raw: Mapping[str, Any], where: str, ignored: Collection[str]) -> RotaryConfig:
     value = raw.get(where) or {}
     if not isinstance(value, dict):
         raise UnsupportedModel(f"config.json: {where} is {value!r}, not an object")
@@ -268,30 +268,41 @@ def _rotary_in(raw: Mapping[str, Any], where: str) -> RotaryConfig:
         )
     if kind == "yarn":
         given.setdefault("original_max_position_embeddings", raw.get("max_position_embeddings"))
-    return RotaryConfig(theta, _scaling(where, kind, given))
+    return RotaryConfig(theta, _scaling(where, kind, given, ignored))
 
 
-def _scaling(where: str, kind: str, given: Mapping[str, Any]) -> Scaling | None:
+def _scaling(
+    where: str, kind: str, given: Mapping[str, Any], ignored: Collection[str]
+) -> Scaling | None:
     known = {field.name: field for field in fields(SCALINGS[kind])} if kind in SCALINGS else {}
     values: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value
         for name, value in given.items()
         if value is not None
     }
-    for name in values:
-        if name not in known:
-            raise UnsupportedModel(f"{where}: {name} is not supported with rope_type {kind!r}")
+    for name in [name for name in values if name not in known]:
+        path = f"{where}.{name}"
+        if path not in ignored:
+            raise UnsupportedModel(
+                f"{where}: {name} is not supported with rope_type {kind!r}; if it changes nothing, "
+                f"give --ignore-config-keys {path}"
+            )
+        config_keys.tell_ignored(path)
+        del values[name]
     for name, field in known.items():
         if field.default is MISSING and name not in values:
             raise UnsupportedModel(f"{where}: {name} is missing for rope_type {kind!r}")
     return SCALINGS[kind](**values) if kind in SCALINGS else None
 
 
-def _quantization(folder: Path, raw: Mapping[str, Any], asked: str) -> Quantization | None:
+def _quantization(
+    folder: Path, raw: Mapping[str, Any], asked: str, ignored: Collection[str]
+) -> Quantization | None:
     try:
         if is_gguf(folder):
             return registry.chosen(asked, GgufTypes.of(folder))
-        return registry.chosen(asked, registry.of_checkpoint(raw.get("quantization_config")))
+        stored = registry.of_checkpoint(raw.get("quantization_config"), ignored=ignored)
+        return registry.chosen(asked, stored)
     except UnsupportedQuantization as error:
         raise UnsupportedModel(str(error)) from None
 

@@ -230,8 +230,13 @@ def refusal(raw: Mapping[str, Any], architecture: str, ignored: Collection[str])
             continue
         if name not in ignored:
             return _reason(name, value, architecture, neutral)
-        log.warning("config.json: %s is ignored: the output may not be the model's", name)
+        tell_ignored(name)
     return None
+
+
+def tell_ignored(path: str) -> None:
+    """Says in the log that a key is left out as the user asked."""
+    log.warning("config.json: %s is ignored: the output may not be the model's", path)
 
 
 def _reason(

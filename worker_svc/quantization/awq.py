@@ -25,9 +25,18 @@ from worker_svc.quantization.scheme import (
 BITS, PER_WORD = 4, 8
 PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # of outputs 0, 1, 2 ... in a word
 
-READ = {"quant_method", "bits", "group_size", "zero_point", "version", "modules_to_not_convert"}
-# Kernels of other engines.
-INERT = {"backend", "do_fuse", "exllama_config", "fuse_max_seq_len", "modules_to_fuse"}
+READ = {"quant_method", "method", "bits", "group_size", "zero_point", "version", "format",
+        "checkpoint_format", "modules_to_not_convert"}  # fmt: skip
+INERT = {"sym"}  # zeros are stored and read either way
+# Of GPTQ, whose keys some writers give, too.
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "data_type": ("int",),
+    "desc_act": (False,),
+    "dynamic": ({},),
+    LM_HEAD: (False,),
+    "modules_in_block_to_quantize": ([],),
+}
+FORMATS = ("gemm", "GEMM")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,10 +87,11 @@ class Awq:
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> "Awq":
         """Raises UnsupportedQuantization."""
-        keys.check_keys(WHERE, given, READ, INERT)
+        keys.check_keys(WHERE, given, READ, INERT, NEUTRAL)
         keys.one_of(WHERE, given, "bits", (BITS,))
-        keys.one_of(WHERE, given, "version", ("gemm", "GEMM"), "gemm")
-        keys.one_of(WHERE, given, "zero_point", (True,), True)
+        for name in ("version", "format", "checkpoint_format"):
+            keys.one_of(WHERE, given, name, FORMATS, "gemm")
+        keys.flag(WHERE, given, "zero_point", True)  # without them, equal ones are stored
         kept = keys.names(WHERE, given, "modules_to_not_convert")
         return cls(AwqScheme(keys.group_size(WHERE, given)), kept)
 

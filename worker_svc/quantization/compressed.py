@@ -14,7 +14,7 @@ from worker_svc.quantization.scheme import PLAIN, Scheme, UnsupportedQuantizatio
 FORMATS = ("pack-quantized", "float-quantized", "int-quantized", "naive-quantized")
 READ = {"quant_method", "format", "config_groups", "ignore", "quantization_status",
         "kv_cache_scheme"}  # fmt: skip
-INERT = {"global_compression_ratio", "version"}
+INERT = {"version"}
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "sparsity_config": ({}, {"format": "dense"}),
     "transform_config": ({},),

@@ -24,11 +24,26 @@ from worker_svc.quantization.scheme import (
 )
 
 Block = tuple[int, int]  # outputs, inputs
-READ = {"quant_method", "activation_scheme", "fmt", "weight_block_size",
+READ = {"quant_method", "method", "activation_scheme", "fmt", "weight_block_size",
         "modules_to_not_convert", "ignored_layers"}  # fmt: skip
-# How the scales were rounded; and what to do without kernels.
-INERT = {"scale_fmt", "dequantize"}
-NEUTRAL = {"kv_cache_scheme": (), "is_checkpoint_fp8_serialized": (True,)}
+INERT = {"scale_fmt"}  # how the scales were rounded
+FORMATS = ("e4m3", "float8_e4m3fn")
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "act_bits": (8, 16),  # `activation_scheme` says how
+    "bits": (8,),
+    "checkpoint_format": FORMATS,
+    "data_type": ("fp8", "fp8_e4m3"),
+    "desc_act": (False,),
+    "dynamic": ({},),
+    "format": FORMATS,
+    "group_size": (-1,),
+    "is_checkpoint_fp8_serialized": (True,),
+    "kv_cache_scheme": (),
+    LM_HEAD: (False,),
+    "modules_to_convert": (),
+    "weight_scale_method": (),
+    "weight_scale_semantics": (),
+}
 SCALE, BLOCK_SCALE, INPUT_SCALE = "weight_scale", "weight_scale_inv", "input_scale"
 
 
@@ -92,7 +107,7 @@ class Float8:
     def of(cls, given: Mapping[str, Any]) -> "Float8":
         """Raises UnsupportedQuantization."""
         keys.check_keys(WHERE, given, READ, INERT, NEUTRAL)
-        keys.one_of(WHERE, given, "fmt", ("e4m3", "float8_e4m3fn"), "e4m3")
+        keys.one_of(WHERE, given, "fmt", FORMATS, "e4m3")
         schemes = ("dynamic", "static")
         is_static = keys.one_of(WHERE, given, "activation_scheme", schemes, "dynamic") == "static"
         kept = (

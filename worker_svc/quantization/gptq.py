@@ -1,6 +1,7 @@
 """GPTQ: words of inputs, and a group index for each input."""
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,24 +24,12 @@ from worker_svc.quantization.scheme import (
     UnsupportedQuantization,
 )
 
-READ = {"quant_method", "bits", "group_size", "desc_act", "sym", "checkpoint_format", LM_HEAD,
-        "format", "modules_to_not_convert"}  # fmt: skip
-# How the weights were found, and kernels of other engines.
-INERT = {
-    "act_group_aware", "backend", "batch_size", "block_name_to_quantize", "cache_block_outputs",
-    "damp_auto_increment", "damp_percent", "dataset", "disable_exllama", "exllama_config",
-    "max_input_length", "meta", "model_file_base_name", "model_name_or_path", "model_seqlen",
-    "module_name_preceding_first_block", "mse", "pad_token_id", "quantizer", "static_groups",
-    "tokenizer", "true_sequential", "use_cuda_fp16", "use_exllama",
-}  # fmt: skip
-NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "adapter": ({},),
-    "dynamic": ({},),  # other settings for some layers
-    "is_marlin_format": (False,),
-    "modules_in_block_to_quantize": ([],),
-    "pack_dtype": ("int32",),
-    "rotation": (),
-}
+READ = {"quant_method", "method", "bits", "group_size", "desc_act", "sym", "checkpoint_format",
+        LM_HEAD, "format", "dynamic", "modules_in_block_to_quantize",
+        "modules_to_not_convert"}  # fmt: skip
+READ_OF_LAYERS = {"bits", "group_size", "desc_act", "sym"}
+NEUTRAL: dict[str, tuple[Any, ...]] = {"data_type": ("int",)}
+EXCLUDED, INCLUDED = "-:", "+:"  # before a pattern of `dynamic`
 FORMATS = ("gptq", "gptq_v2")
 
 
@@ -92,40 +81,95 @@ class GptqScheme:
 
 
 @dataclass(frozen=True, slots=True)
+class LayerRule:
+    """How layers are stored whose names a regular expression matches from the start."""
+
+    pattern: re.Pattern[str]
+    layer: Scheme
+
+
+@dataclass(frozen=True, slots=True)
 class Gptq:
     """A checkpoint's settings."""
 
     layer: GptqScheme
     has_head: bool  # whether the LM head is quantized, too
     kept: tuple[str, ...]  # layers that are not
+    parts: tuple[str, ...] = ()  # of each block that are quantized; empty: all
+    rules: tuple[LayerRule, ...] = ()  # for single layers; the first that matches holds
 
     @property
     def label(self) -> str:
         group = "channel" if self.layer.group_size is None else f"group {self.layer.group_size}"
         order = ", act-order" if self.layer.desc_act else ""
-        return f"gptq, {self.layer.bits} bits, {group}{order}"
+        rules = f", {len(self.rules)} rules for layers" if self.rules else ""
+        return f"gptq, {self.layer.bits} bits, {group}{order}{rules}"
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> "Gptq":
         """Raises UnsupportedQuantization."""
-        keys.check_keys(WHERE, given, READ, INERT, NEUTRAL)
+        keys.check_keys(WHERE, given, READ, neutral=NEUTRAL)
         named = {given.get(name) for name in ("checkpoint_format", "format")} - {None}
         if len(named) > 1 or not named <= set(FORMATS):
             raise UnsupportedQuantization(
                 f"{WHERE}.checkpoint_format: {sorted(map(str, named))} is not supported; "
                 f"supported are {', '.join(FORMATS)}"
             )
-        is_second = named == {"gptq_v2"}
-        keys.flag(WHERE, given, "sym", True)  # both store zeros
-        layer = GptqScheme(
-            keys.one_of(WHERE, given, "bits", (4, 8)),
-            keys.group_size(WHERE, given),
-            keys.flag(WHERE, given, "desc_act", False),
-            0 if is_second else 1,
+        layer = _layer(WHERE, given, 0 if named == {"gptq_v2"} else 1)
+        return cls(
+            layer,
+            keys.flag(WHERE, given, LM_HEAD, False),
+            keys.names(WHERE, given, "modules_to_not_convert"),
+            _parts(given.get("modules_in_block_to_quantize")),
+            tuple(_rules(given.get("dynamic"), given, layer.zero_offset)),
         )
-        has_head = keys.flag(WHERE, given, LM_HEAD, False)
-        return cls(layer, has_head, keys.names(WHERE, given, "modules_to_not_convert"))
 
     def scheme(self, name: str) -> Scheme:
-        is_kept = (name == LM_HEAD and not self.has_head) or keys.is_part(name, self.kept)
-        return PLAIN if is_kept else self.layer
+        if (name == LM_HEAD and not self.has_head) or keys.is_part(name, self.kept):
+            return PLAIN
+        if self.parts and name != LM_HEAD and not name.endswith(self.parts):
+            return PLAIN
+        matching = (rule.layer for rule in self.rules if rule.pattern.match(name))
+        return next(matching, self.layer)
+
+
+def _layer(where: str, given: Mapping[str, Any], zero_offset: int) -> GptqScheme:
+    keys.flag(where, given, "sym", True)  # both store zeros
+    return GptqScheme(
+        keys.one_of(where, given, "bits", (4, 8)),
+        keys.group_size(where, given),
+        keys.flag(where, given, "desc_act", False),
+        zero_offset,
+    )
+
+
+def _parts(given: object) -> tuple[str, ...]:
+    """Ends of names of the layers in `modules_in_block_to_quantize`, which has lists of lists."""
+    where = f"{WHERE}.modules_in_block_to_quantize"
+    groups = [] if given is None else given
+    if not isinstance(groups, list):
+        raise UnsupportedQuantization(f"{where}: {given!r} is not a list")
+    found = [name for group in groups for name in (group if isinstance(group, list) else [group])]
+    if not all(isinstance(name, str) for name in found):
+        raise UnsupportedQuantization(f"{where}: {given!r} has an entry that is no name")
+    return tuple(dict.fromkeys(f".{name}" for name in found))
+
+
+def _rules(given: object, base: Mapping[str, Any], zero_offset: int) -> Iterator[LayerRule]:
+    """Those of `dynamic`, whose keys are patterns of layers and whose values change settings."""
+    where = f"{WHERE}.dynamic"
+    if given is not None and not isinstance(given, dict):
+        raise UnsupportedQuantization(f"{where}: {given!r} is not an object")
+    for name, changes in (given or {}).items():
+        place = f"{where}.{name}"
+        if not isinstance(changes, dict):
+            raise UnsupportedQuantization(f"{place}: {changes!r} is not an object")
+        try:
+            pattern = re.compile(name.removeprefix(EXCLUDED).removeprefix(INCLUDED))
+        except re.error as error:
+            raise UnsupportedQuantization(f"{place}: {error}") from None
+        if name.startswith(EXCLUDED):
+            yield LayerRule(pattern, PLAIN)
+            continue
+        keys.check_keys(place, changes, READ_OF_LAYERS)
+        yield LayerRule(pattern, _layer(place, {**base, **changes}, zero_offset))

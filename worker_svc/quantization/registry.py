@@ -1,15 +1,18 @@
 """Methods of quantization by the name that a checkpoint gives; others are refused by name."""
 
-from collections.abc import Callable, Mapping
+import logging
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from worker_svc.quantization.awq import Awq
 from worker_svc.quantization.compressed import Compressed
 from worker_svc.quantization.float8 import Float8
 from worker_svc.quantization.gptq import Gptq
-from worker_svc.quantization.keys import WHERE
+from worker_svc.quantization.keys import WHERE, UnknownSetting, without
 from worker_svc.quantization.online import ONLINE
 from worker_svc.quantization.scheme import Quantization, UnsupportedQuantization
+
+log = logging.getLogger(__name__)
 
 Reader = Callable[[Mapping[str, Any]], Quantization]
 
@@ -21,18 +24,49 @@ METHODS: dict[str, Reader] = {
 }
 
 
-def of_checkpoint(given: object, methods: Mapping[str, Reader] = METHODS) -> Quantization | None:
-    """What `quantization_config` asks for; None: nothing. Raises UnsupportedQuantization."""
+def of_checkpoint(
+    given: object, methods: Mapping[str, Reader] = METHODS, ignored: Collection[str] = ()
+) -> Quantization | None:
+    """What `quantization_config` asks for; None: nothing. Raises UnsupportedQuantization.
+
+    Keys that would be refused for what they may change are left out where `ignored` has their
+    path, `quantization_config.` and so on, with a warning in the log.
+    """
     if given is None or given == {}:
         return None
     if not isinstance(given, dict):
         raise UnsupportedQuantization(f"{WHERE}: {given!r} is not an object")
-    method = given.get("quant_method")
-    if not isinstance(method, str) or method not in methods:
+    read = methods[_method(given, methods)]
+    while True:
+        try:
+            return read(given)
+        except UnknownSetting as error:
+            if error.path not in ignored:
+                raise
+            log.warning("config.json: %s is ignored: the output may not be the model's", error.path)
+            given = _without(given, error)
+
+
+def _without(given: Mapping[str, Any], refused: UnknownSetting) -> dict[str, Any]:
+    """The settings without a key. Raises the refusal if a name on the way to it has a dot."""
+    try:
+        return without(given, refused.path.split(".")[1:])
+    except (KeyError, TypeError):
+        raise refused from None
+
+
+def _method(given: Mapping[str, Any], methods: Collection[str]) -> str:
+    """The method by its name, which a writer may give under two keys."""
+    named = given.get("quant_method")
+    other = given.get("method")
+    found = other if named is None else named
+    if not isinstance(found, str) or found not in methods:
         raise UnsupportedQuantization(
-            f"{WHERE}.quant_method: {method!r} is not supported; supported are {', '.join(methods)}"
+            f"{WHERE}.quant_method: {found!r} is not supported; supported are {', '.join(methods)}"
         )
-    return methods[method](given)
+    if other is not None and other != found:
+        raise UnsupportedQuantization(f"{WHERE}.method: {other!r} is not quant_method, {found!r}")
+    return found
 
 
 def stored_kv_cache_dtype(checkpoint: Quantization | None) -> str | None:
