@@ -6,6 +6,7 @@ Both forms are read: `torch_dtype`, `rope_theta`, `rope_scaling` (transformers 4
 
 import json
 import logging
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
@@ -15,9 +16,11 @@ from pagewire.gguf.files import file_in, is_gguf, read_file
 from pagewire.gguf.header import BadGguf
 from worker_svc.models import config_keys
 from worker_svc.models.rope import (
+    DynamicScaling,
     FactorScaling,
     LinearScaling,
     Llama3Scaling,
+    LongRopeScaling,
     RotaryConfig,
     Scaling,
     YarnScaling,
@@ -35,10 +38,14 @@ ARCHITECTURES = {  # and the model_type of each
 # Where `sliding_window` says nothing without `use_sliding_window`, which is refused.
 USE_SLIDING_WINDOW = ("Qwen2ForCausalLM", "Qwen3ForCausalLM")
 CONFIG, GENERATION_CONFIG = "config.json", "generation_config.json"
+ORIGINAL_LENGTH = "original_max_position_embeddings"
+HAVE_ORIGINAL_LENGTH = ("llama3", "longrope", "yarn")
 SCALINGS: dict[str, type[Scaling]] = {
+    "dynamic": DynamicScaling,
     "factors": FactorScaling,
     "linear": LinearScaling,
     "llama3": Llama3Scaling,
+    "longrope": LongRopeScaling,
     "yarn": YarnScaling,
 }
 
@@ -122,6 +129,7 @@ def load(
         raise UnsupportedModel(
             f"num_key_value_heads: {num_kv_heads} does not divide {num_heads} attention heads"
         )
+    head_dim = _head_dim(raw, num_heads)
     has_bias = _flag(raw, "attention_bias")
     is_llama, is_qwen2, is_qwen3 = (
         architecture == f"{family}ForCausalLM" for family in ("Llama", "Qwen2", "Qwen3")
@@ -134,9 +142,9 @@ def load(
         num_layers=_positive(raw, "num_hidden_layers"),
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
-        head_dim=_head_dim(raw, num_heads),
+        head_dim=head_dim,
         rms_norm_eps=float(_required(raw, "rms_norm_eps")),
-        rope=_rotary(raw, ignored_keys),
+        rope=_check_pairs(_rotary(raw, ignored_keys), head_dim),
         max_position_embeddings=_positive(raw, "max_position_embeddings"),
         sliding_window=_sliding_window(raw, architecture),
         tie_word_embeddings=_flag(raw, "tie_word_embeddings"),
@@ -266,9 +274,26 @@ def _rotary_in(raw: Mapping[str, Any], where: str, ignored: Collection[str]) -> 
             f"{where}: rope_type {kind!r} is not supported; "
             f"supported are default, {', '.join(SCALINGS)}"
         )
-    if kind == "yarn":
-        given.setdefault("original_max_position_embeddings", raw.get("max_position_embeddings"))
+    if kind in HAVE_ORIGINAL_LENGTH:
+        _set_original_length(raw, kind, given)
     return RotaryConfig(theta, _scaling(where, kind, given, ignored))
+
+
+def _set_original_length(raw: Mapping[str, Any], kind: str, given: dict[str, Any]) -> None:
+    """Sets the length that the model was made for, and what follows from it, as transformers does.
+
+    The key of config.json itself goes before that of the scaling.
+    """
+    longest, original = raw.get("max_position_embeddings"), raw.get(ORIGINAL_LENGTH)
+    if original is not None:
+        given[ORIGINAL_LENGTH] = original
+    elif kind != "llama3" and given.get(ORIGINAL_LENGTH) is None:
+        given[ORIGINAL_LENGTH] = longest
+    original = given.get(ORIGINAL_LENGTH)
+    if original is not None and (type(original) is not int or original < 2):
+        raise UnsupportedModel(f"{ORIGINAL_LENGTH}: {original!r} is not an integer above 1")
+    if kind == "longrope" and given.get("factor") is None and isinstance(longest, int):
+        given["factor"] = longest / given[ORIGINAL_LENGTH]
 
 
 def _scaling(
@@ -289,10 +314,37 @@ def _scaling(
             )
         config_keys.tell_ignored(path)
         del values[name]
+    for name, value in values.items():
+        _check_scaling(f"{where}.{name}", value)
     for name, field in known.items():
         if field.default is MISSING and name not in values:
             raise UnsupportedModel(f"{where}: {name} is missing for rope_type {kind!r}")
     return SCALINGS[kind](**values) if kind in SCALINGS else None
+
+
+def _check_scaling(path: str, value: object) -> None:
+    """Raises UnsupportedModel for what is no number, or a factor that is not above zero."""
+    is_switch = path.endswith(".truncate")
+    if is_switch and isinstance(value, bool):
+        return
+    for number in value if isinstance(value, tuple) else (value,):
+        is_number = isinstance(number, int | float) and not isinstance(number, bool)
+        if is_switch or not is_number or not math.isfinite(number):
+            raise UnsupportedModel(f"{path}: {number!r} cannot be served")
+        if number <= 0 and "factor" in path:
+            raise UnsupportedModel(f"{path}: {number!r} is not above 0")
+
+
+def _check_pairs(rope: RotaryConfig, head_dim: int) -> RotaryConfig:
+    """Raises UnsupportedModel unless there is a factor for each pair of dimensions."""
+    for name in ("factors", "short_factor", "long_factor"):
+        factors = getattr(rope.scaling, name, None)
+        if isinstance(factors, tuple) and len(factors) != head_dim // 2:
+            raise UnsupportedModel(
+                f"rope_scaling.{name}: has {len(factors)} factors for {head_dim // 2} pairs of "
+                "dimensions"
+            )
+    return rope
 
 
 def _quantization(

@@ -27,6 +27,7 @@ READ = frozenset(
         "num_attention_heads",
         "num_hidden_layers",
         "num_key_value_heads",
+        "original_max_position_embeddings",
         "partial_rotary_factor",
         "quantization_config",
         "rms_norm_eps",

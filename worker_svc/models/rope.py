@@ -48,7 +48,42 @@ class FactorScaling:
     factors: tuple[float, ...]  # [head_dim / 2]
 
 
-Scaling = LinearScaling | Llama3Scaling | YarnScaling | FactorScaling
+@dataclass(frozen=True, slots=True)
+class LongRopeScaling:
+    """LongRoPE: a factor for each pair of dimensions, from one of two sets.
+
+    One set serves contexts up to the original length, the other longer ones. Keys stay in the cache
+    as they were rotated, so a model that is served with longer contexts uses that set for all.
+    """
+
+    short_factor: tuple[float, ...]  # [head_dim / 2]
+    long_factor: tuple[float, ...]  # [head_dim / 2]
+    original_max_position_embeddings: int
+    factor: float
+    attention_factor: float | None = None
+
+    def factors(self, length: int) -> tuple[float, ...]:
+        """Those of a model that is served with contexts of up to this length."""
+        return self.long_factor if self.is_long(length) else self.short_factor
+
+    def is_long(self, length: int) -> bool:
+        """Whether contexts of this length are beyond the original one."""
+        return length > self.original_max_position_embeddings
+
+
+@dataclass(frozen=True, slots=True)
+class DynamicScaling:
+    """NTK scaling by the length so far; up to the model's own length, which is the most, none.
+
+    Beyond it each key would depend on how long the context was when it was computed.
+    """
+
+    factor: float
+
+
+Scaling = (
+    LinearScaling | Llama3Scaling | YarnScaling | FactorScaling | LongRopeScaling | DynamicScaling
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,17 +96,20 @@ class RotaryConfig:
 
 def cos_sin_table(config: RotaryConfig, head_dim: int, length: int) -> Tensor:
     """[length, head_dim] float32: head_dim / 2 cosines, then head_dim / 2 sines, per position."""
-    angles = torch.outer(torch.arange(length).float(), frequencies(config, head_dim))
+    angles = torch.outer(torch.arange(length).float(), frequencies(config, head_dim, length))
     table = torch.cat((angles.cos(), angles.sin()), dim=-1)
     return table * attention_factor(config.scaling)
 
 
-def frequencies(config: RotaryConfig, head_dim: int) -> Tensor:
-    """Angle per position of each pair of dimensions, in radians, [head_dim / 2]."""
+def frequencies(config: RotaryConfig, head_dim: int, length: int) -> Tensor:
+    """Angle per position of each pair of dimensions, in radians, [head_dim / 2].
+
+    `length` is that of the longest context that is served.
+    """
     exponents = torch.arange(0, head_dim, 2).float() / head_dim
     plain = 1.0 / config.theta**exponents
     match config.scaling:
-        case None:
+        case None | DynamicScaling():
             return plain
         case LinearScaling(factor):
             return plain / factor
@@ -81,14 +119,21 @@ def frequencies(config: RotaryConfig, head_dim: int) -> Tensor:
             return _yarn(plain, scaling, config.theta)
         case FactorScaling(factors):
             return plain / torch.tensor(factors)
+        case LongRopeScaling() as scaling:
+            return plain / torch.tensor(scaling.factors(length))
 
 
 def attention_factor(scaling: Scaling | None) -> float:
-    """Factor on q and k after the rotation; 1 except for YaRN."""
-    if not isinstance(scaling, YarnScaling):
+    """Factor on q and k after the rotation; 1 except for YaRN and LongRoPE."""
+    if not isinstance(scaling, YarnScaling | LongRopeScaling):
         return 1.0
     if scaling.attention_factor is not None:
         return scaling.attention_factor
+    if isinstance(scaling, LongRopeScaling):
+        if scaling.factor <= 1:
+            return 1.0
+        original = scaling.original_max_position_embeddings
+        return math.sqrt(1 + math.log(scaling.factor) / math.log(original))
     if scaling.mscale and scaling.mscale_all_dim:
         over, under = scaling.mscale, scaling.mscale_all_dim
         return _softening(scaling.factor, over) / _softening(scaling.factor, under)

@@ -24,7 +24,7 @@ def short_norm(file: GgufFile) -> None:
     ("edit", "said"),
     [
         (told("llama.expert_count", 8), r"llama\.expert_count: this key of config\.json is not"),
-        (told("llama.rope.scaling.type", "longrope"), "rope_type 'longrope' is not supported"),
+        (told("llama.rope.scaling.type", "longrope"), "rope_scaling: short_factor is missing"),
         (told("llama.rope.dimension_count", 4), "partial_rotary_factor: 0.5 is not supported"),
         (told("llama.attention.value_length", 32), r"llama\.attention\.value_length: 32 is not 8"),
         (told("llama.attention.head_count", 3), "tensor .* has shape"),

@@ -8,7 +8,14 @@ import pytest
 
 from worker_svc.models import config as model_config
 from worker_svc.models.config import UnsupportedModel
-from worker_svc.models.rope import LinearScaling, Llama3Scaling, RotaryConfig, YarnScaling
+from worker_svc.models.rope import (
+    DynamicScaling,
+    LinearScaling,
+    Llama3Scaling,
+    LongRopeScaling,
+    RotaryConfig,
+    YarnScaling,
+)
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -32,6 +39,12 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
 }
+
+
+LONG_ROPE: dict[str, Any] = {
+    "rope_type": "longrope", "short_factor": [1] * 4, "long_factor": [2] * 4,
+}  # fmt: skip
+LONG_KEY = {"rope_scaling": LONG_ROPE}
 
 
 def load(tmp_path: Path, generation: dict[str, Any] | None = None, **changes: Any) -> Any:
@@ -77,6 +90,12 @@ def test_a_config_of_transformers_5_means_the_same(tmp_path: Path) -> None:
             YarnScaling(4.0, 512, beta_fast=16),
         ),
         ({"rope_type": "default"}, None),
+        ({"type": "dynamic", "factor": 2.0}, DynamicScaling(2.0)),
+        (LONG_ROPE, LongRopeScaling((1, 1, 1, 1), (2, 2, 2, 2), 512, 1.0)),
+        (
+            LONG_ROPE | {"original_max_position_embeddings": 128},
+            LongRopeScaling((1, 1, 1, 1), (2, 2, 2, 2), 128, 4.0),
+        ),
     ],
 )
 def test_rope_scaling_is_read_in_both_places(
@@ -86,6 +105,15 @@ def test_rope_scaling_is_read_in_both_places(
     there = {"rope_theta": 1e5, **scaling}
     config = load(tmp_path, rope_theta=..., rope_scaling=..., rope_parameters=there)
     assert config.rope == RotaryConfig(1e5, expected)
+
+
+@pytest.mark.parametrize("kind", [{"rope_type": "yarn", "factor": 2.0}, LONG_ROPE])
+def test_the_original_length_may_stand_beside_the_scaling_and_goes_before_its_own(
+    tmp_path: Path, kind: dict[str, Any]
+) -> None:
+    own = kind | {"original_max_position_embeddings": 256}
+    config = load(tmp_path, rope_scaling=own, original_max_position_embeddings=128)
+    assert config.rope.scaling.original_max_position_embeddings == 128
 
 
 def test_head_dim_may_be_null_or_unlike_the_hidden_size(tmp_path: Path) -> None:
@@ -179,8 +207,20 @@ def test_a_model_whose_ends_are_all_outside_its_vocabulary_has_none(tmp_path: Pa
         ("alibi", {"alibi": True}),
         ("partial_rotary_factor", {"partial_rotary_factor": 0.5}),
         ("partial_rotary_factor", {"rope_parameters": {"partial_rotary_factor": 0.5}}),
-        ("dynamic", {"rope_scaling": {"type": "dynamic", "factor": 2.0}}),
-        ("longrope", {"rope_parameters": {"rope_type": "longrope"}}),
+        ("factor", {"rope_scaling": {"type": "dynamic"}}),
+        ("alpha", {"rope_scaling": {"type": "dynamic", "factor": 2.0, "alpha": 1000.0}}),
+        ("proportional", {"rope_parameters": {"rope_type": "proportional"}}),
+        ("short_factor", {"rope_parameters": {"rope_type": "longrope"}}),
+        ("rope_scaling.long_factor: has 3", {"rope_scaling": LONG_ROPE | {"long_factor": [1] * 3}}),
+        ("rope_scaling.short_factor: 0", {"rope_scaling": LONG_ROPE | {"short_factor": [0] * 4}}),
+        ("rope_scaling.short_factor: 'x'", {"rope_scaling": LONG_ROPE | {"short_factor": ["x"]}}),
+        ("original_max_position_embeddings", LONG_KEY | {"original_max_position_embeddings": 1}),
+        ("original_max_position_embeddings", LONG_KEY | {"original_max_position_embeddings": "9"}),
+        ("rope_scaling.factor: '2'", {"rope_scaling": {"type": "linear", "factor": "2"}}),
+        ("rope_scaling.factor: True", {"rope_scaling": {"type": "linear", "factor": True}}),
+        ("rope_scaling.factor: inf", {"rope_scaling": {"type": "linear", "factor": 1e999}}),
+        ("rope_scaling.factor: -2", {"rope_scaling": {"type": "yarn", "factor": -2}}),
+        ("truncate: 1", {"rope_scaling": {"type": "yarn", "factor": 2, "truncate": 1}}),
         ("mrope_section", {"rope_scaling": {"type": "default", "mrope_section": [1, 2]}}),
         ("low_freq_factor", {"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}),
         ("factor", {"rope_scaling": {"rope_type": "linear"}}),

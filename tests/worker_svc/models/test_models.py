@@ -61,6 +61,14 @@ YARN_SCALING = {
     "factor": 4.0,
     "original_max_position_embeddings": 32,
 }
+LONG_ROPE = {  # of 6 pairs
+    "rope_type": "longrope",
+    "rope_theta": 10_000.0,
+    "short_factor": [1.0, 1.1, 1.2, 1.3, 1.4, 1.5],
+    "long_factor": [1.0, 1.5, 2.0, 3.0, 4.0, 6.0],
+    "original_max_position_embeddings": 32,
+}
+DYNAMIC_SCALING = {"rope_type": "dynamic", "rope_theta": 10_000.0, "factor": 4.0}
 LINEAR_SCALING = {"rope_type": "linear", "rope_theta": 10_000.0, "factor": 2.0}
 
 LLAMA: Family = (LlamaConfig, LlamaForCausalLM)
@@ -75,6 +83,15 @@ CHECKPOINTS: dict[str, tuple[Family, dict[str, Any]]] = {
     "llama3": (LLAMA, {"num_key_value_heads": 2, "rope_parameters": LLAMA3_SCALING}),
     "llama-linear": (LLAMA, {"num_key_value_heads": 2, "rope_parameters": LINEAR_SCALING}),
     "llama-yarn": (LLAMA, {"num_key_value_heads": 2, "rope_parameters": YARN_SCALING}),
+    "llama-longrope": (LLAMA, {"num_key_value_heads": 2, "rope_parameters": LONG_ROPE}),
+    "qwen2-longrope-short": (
+        QWEN2,
+        {
+            "num_key_value_heads": 2,
+            "rope_parameters": LONG_ROPE | {"original_max_position_embeddings": MAX_MODEL_LEN},
+        },
+    ),
+    "llama-dynamic": (LLAMA, {"num_key_value_heads": 2, "rope_parameters": DYNAMIC_SCALING}),
     "mistral": (MISTRAL, {"num_key_value_heads": 2, "head_dim": None, "sliding_window": None}),
     "mistral-window": (MISTRAL, {"num_key_value_heads": 1, "sliding_window": MAX_MODEL_LEN}),
     "qwen2": (QWEN2, {"num_key_value_heads": 2}),
@@ -198,7 +215,9 @@ def test_chunked_prefill_gives_the_same_logits(
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("name", ["llama-biases", "llama-yarn", "qwen2-tied", "qwen3-biases"])
+@pytest.mark.parametrize(
+    "name", ["llama-biases", "llama-yarn", "qwen2-longrope-short", "qwen2-tied", "qwen3-biases"]
+)
 def test_a_mixed_batch_gives_every_sequence_its_own_logits(
     checkpoint: Callable[[str, str], Loaded], name: str, device: str
 ) -> None:
@@ -249,6 +268,22 @@ def test_a_window_shorter_than_the_length_is_refused_before_weights_are_read(
     (tmp_path / "model.safetensors").unlink()
     with pytest.raises(UnsupportedModel, match="sliding_window"):
         load_model(tmp_path, torch.float32, torch.device("cpu"), MAX_MODEL_LEN + 1)
+
+
+def test_a_longrope_model_that_is_served_beyond_its_original_length_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    save(tmp_path, "llama-longrope")
+    for length, is_told in ((32, False), (33, True)):
+        caplog.clear()
+        load_model(tmp_path, torch.float32, torch.device("cpu"), length)
+        assert ("long_factor holds for all contexts" in caplog.text) == is_told
+
+
+def test_a_dynamic_rope_is_not_served_beyond_the_models_own_length(tmp_path: Path) -> None:
+    save(tmp_path, "llama-dynamic")
+    with pytest.raises(UnsupportedModel, match=r"max_model_len: 129 is not in 1\.\.128"):
+        load_model(tmp_path, torch.float32, torch.device("cpu"), 129)
 
 
 def test_a_config_that_promises_other_weights_is_refused(tmp_path: Path) -> None:

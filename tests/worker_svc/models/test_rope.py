@@ -6,8 +6,10 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from worker_svc.models.rope import (
+    DynamicScaling,
     LinearScaling,
     Llama3Scaling,
+    LongRopeScaling,
     RotaryConfig,
     Scaling,
     YarnScaling,
@@ -17,6 +19,14 @@ from worker_svc.models.rope import (
 )
 
 HEAD_DIM = 64
+SHORT = tuple(1 + pair / 64 for pair in range(HEAD_DIM // 2))
+LONG = tuple(1.5 + pair for pair in range(HEAD_DIM // 2))
+ORIGINAL = "original_max_position_embeddings"
+FACTORS: dict[str, object] = {
+    "short_factor": list(SHORT),
+    "long_factor": list(LONG),
+    ORIGINAL: 256,
+}
 SCALINGS: list[tuple[dict[str, object], Scaling | None]] = [
     ({"rope_type": "default"}, None),
     ({"rope_type": "linear", "factor": 4.0}, LinearScaling(4.0)),
@@ -56,6 +66,19 @@ SCALINGS: list[tuple[dict[str, object], Scaling | None]] = [
         },
         YarnScaling(2.0, 512, attention_factor=1.5),
     ),
+    (
+        {"rope_type": "longrope", "factor": 4.0, **FACTORS},
+        LongRopeScaling(SHORT, LONG, 256, 4.0),
+    ),
+    (
+        {"rope_type": "longrope", "factor": 4.0, "attention_factor": 1.2, **FACTORS},
+        LongRopeScaling(SHORT, LONG, 256, 4.0, 1.2),
+    ),
+    (
+        {"rope_type": "longrope", "factor": 1.0, **FACTORS, ORIGINAL: 1024},
+        LongRopeScaling(SHORT, LONG, 1024, 1.0),
+    ),
+    ({"rope_type": "dynamic", "factor": 4.0}, DynamicScaling(4.0)),
 ]
 
 
@@ -82,11 +105,18 @@ def test_the_table_is_that_of_transformers(
 
 def test_plain_frequencies_fall_from_one_by_a_constant_ratio() -> None:
     expected = [10_000.0 ** (-2 * pair / 8) for pair in range(4)]
-    plain = frequencies(RotaryConfig(10_000.0), 8)
+    plain = frequencies(RotaryConfig(10_000.0), 8, 64)
     torch.testing.assert_close(plain, torch.tensor(expected))
 
 
-def test_only_yarn_softens_attention() -> None:
+def test_the_longest_context_decides_between_the_factors() -> None:
+    rope = RotaryConfig(10_000.0, LongRopeScaling(SHORT, LONG, 256, 4.0))
+    plain = frequencies(RotaryConfig(10_000.0), HEAD_DIM, 256)
+    torch.testing.assert_close(plain / frequencies(rope, HEAD_DIM, 256), torch.tensor(SHORT))
+    torch.testing.assert_close(plain / frequencies(rope, HEAD_DIM, 257), torch.tensor(LONG))
+
+
+def test_only_yarn_and_longrope_soften_attention() -> None:
     assert attention_factor(None) == 1.0
     assert attention_factor(LinearScaling(4.0)) == 1.0
     assert attention_factor(YarnScaling(1.0, 256)) == 1.0

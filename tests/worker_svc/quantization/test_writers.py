@@ -73,6 +73,13 @@ def test_what_others_write_is_served(name: str) -> None:
     assert (found is not None and found.scheme(LAYER) is not PLAIN) or "excluded" in name
 
 
+def test_of_a_block_only_the_modules_that_are_named_are_quantized() -> None:
+    found = registry.of_checkpoint(writers.SERVED["auto-round-some"])
+    assert found is not None and found.scheme(LAYER) is not PLAIN
+    for name in ("model.layers.0.mlp.up_proj", "model.layers.0.mlp.xdown_proj", "lm_head"):
+        assert found.scheme(name) is PLAIN
+
+
 @pytest.mark.parametrize("name", writers.REFUSED)
 def test_what_others_write_is_refused_by_the_one_key(name: str) -> None:
     given, key = writers.REFUSED[name]

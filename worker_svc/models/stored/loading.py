@@ -14,6 +14,7 @@ from pagewire.gguf.header import read_header
 from worker_svc.models import config as model_config
 from worker_svc.models.config import ModelConfig
 from worker_svc.models.decoder import Decoder
+from worker_svc.models.rope import LongRopeScaling, Scaling
 from worker_svc.models.stored import dummy, head, left_over
 from worker_svc.models.stored.gguf import load_gguf
 from worker_svc.models.stored.quantized import EMBEDDING, load_quantized
@@ -51,6 +52,7 @@ def load_model(
     started = time.monotonic()
     config = model_config.load(folder, ignored_keys, quantization)
     config.check_length(max_model_len)
+    _tell_long_rope(config.rope.scaling, max_model_len)
     with HostPeak() as host:
         new = partial(
             Decoder,
@@ -92,6 +94,17 @@ def _read(
     model = new(config)
     _fill(model, folder, config.quantization, tensors, frozenset(ignored))
     return model
+
+
+def _tell_long_rope(scaling: Scaling | None, max_model_len: int) -> None:
+    """Says in the log when short contexts are not rotated as if the model served no longer ones."""
+    if isinstance(scaling, LongRopeScaling) and scaling.is_long(max_model_len):
+        logger.warning(
+            "rope_scaling: max_model_len %d is above the original length: long_factor holds for "
+            "all contexts; a max_model_len of at most %d has short_factor",
+            max_model_len,
+            scaling.original_max_position_embeddings,
+        )
 
 
 def _names(folder: Path) -> set[str]:
