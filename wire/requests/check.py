@@ -1,4 +1,4 @@
-"""Refuses requests that cannot be read, or hold a number that no column holds, before any handler.
+"""Refuses requests that cannot be read, or hold too much or a bad number, before any handler.
 
 One interceptor for asyncio servers and one for threads: every method of this project's services is
 covered, those that are added later too. The status is INVALID_ARGUMENT; the message and a
@@ -12,11 +12,13 @@ from typing import Any
 
 import grpc
 from google.protobuf.any_pb2 import Any as Packed
+from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import DecodeError, Message
 from google.rpc.error_details_pb2 import BadRequest
 from google.rpc.status_pb2 import Status
 
 from wire.log_rate import FewPerSecond
+from wire.requests.counts import TooMany, check_counts
 from wire.requests.numbers import BadNumber, check_numbers
 from wire.sealed import NO_MESSAGE
 
@@ -98,13 +100,23 @@ def _wrapped(handler: Handler, method: str, wrap: Callable[[Handler], Any]) -> H
         (True, True): grpc.stream_stream_rpc_method_handler,
     }
     make = kinds[handler.request_streaming, handler.response_streaming]
-    return make(wrap(handler), _parser(parse), handler.response_serializer)
+    kind = None if handler.request_streaming else getattr(parse, "__self__", None)
+    read = _parser(parse, getattr(kind, "DESCRIPTOR", None))
+    return make(wrap(handler), read, handler.response_serializer)
 
 
-def _parser(parse: Callable[[bytes], Message]) -> Callable[[bytes], Message | Unreadable]:
+def _parser(
+    parse: Callable[[bytes], Message], kind: Descriptor | None
+) -> Callable[[bytes], Message | Unreadable]:
+    """Parses messages; counts those of a kind before, which callers of one message send."""
+
     def read(data: bytes) -> Message | Unreadable:
         try:
+            if kind is not None:
+                check_counts(kind, data)
             return parse(data)
+        except TooMany as error:
+            return Unreadable(str(error))
         except DecodeError:  # its text says nothing that the caller could use
             return Unreadable(NO_MESSAGE)
 

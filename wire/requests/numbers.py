@@ -15,6 +15,8 @@ from typing import Any
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
+from wire.requests.counts import most_entries
+
 INT32_MAX, UINT32_MAX = 2**31 - 1, 2**32 - 1
 INT64_MAX, UINT64_MAX = 2**63 - 1, 2**64 - 1
 FLOAT32_MAX = 3.4e38  # the worker computes in float32, where more is infinite
@@ -85,6 +87,10 @@ def check_numbers(message: Message) -> None:
 def _check(message: Message, place: str) -> None:
     """`place` names the entries of lists on the way; single messages are left out of names."""
     for field, value in message.ListFields():
+        if field.is_repeated and len(value) > (most := most_entries(field)):
+            raise BadNumber(
+                f"{place}{field.name}", f"{len(value)} entries, at most {most} are allowed"
+            )
         entries = value if field.is_repeated else (value,)
         if field.type == _Type.TYPE_MESSAGE:
             for index, entry in enumerate(entries):

@@ -223,6 +223,18 @@ async def test_messages_of_calls_count_with_the_bodies(start: Any, eventually: A
     await eventually(lambda: bodies.num_bytes == 0, "nothing is held")
 
 
+@pytest.mark.parametrize("field", [b"\x0a\0", b"\x1a\2\x0a\0", b"\x12\3\x12\1x"])
+async def test_a_million_parts_of_a_message_are_refused_before_they_are_made(
+    field: bytes, running: Any
+) -> None:
+    """Turns, tools and stop strings: two bytes or so each, and some hundred once parsed."""
+    chat = running.channel.unary_unary("/pagewire.v1.InferenceService/Chat")
+    with pytest.raises(grpc.aio.AioRpcError) as told:
+        await chat(field * 1_000_000)
+    assert told.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert "more than 65536 fields" in (told.value.details() or "")
+
+
 async def test_one_body_always_fits() -> None:
     limits = EdgeLimits(max_body_mib=1000)
     assert limits.max_bodies_bytes >= limits.max_bodies_bytes_per_client >= 4000 * MIB
