@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from itertools import takewhile
 
+from gateway.chat.call_turns import call_forms
 from gateway.chat.conversation import Message, parse_arguments
 
 INSTRUCTING = ("system", "developer")
@@ -67,12 +68,13 @@ def forms(messages: tuple[Message, ...]) -> Iterator[TurnForm]:
     if calls:
         kinds.append(Arguments.TEXT)
     seen: list[tuple[Message, ...]] = []
-    for turns in _roles(messages):
-        if turns in seen:
-            continue
-        seen.append(turns)
-        for kind in kinds:
-            yield TurnForm(turns, kind)
+    for called in call_forms(messages):
+        for turns in _roles(called):
+            if turns in seen:
+                continue
+            seen.append(turns)
+            for kind in kinds:
+                yield TurnForm(turns, kind)
 
 
 def _roles(messages: tuple[Message, ...]) -> Iterator[tuple[Message, ...]]:
@@ -85,6 +87,8 @@ def _roles(messages: tuple[Message, ...]) -> Iterator[tuple[Message, ...]]:
     yield (*leading, *late)
     yield _alternating((*leading, *late))
     yield _alternating(_as_users(message) for message in (*leading, *late))
+    yield _said_in_results((*leading, *late))
+    yield _said_in_results([_as_users(message) for message in (*leading, *late)])
 
 
 def _as_users(message: Message) -> Message:
@@ -114,6 +118,20 @@ def _alternating(messages: Iterable[Message]) -> tuple[Message, ...]:
         else:
             found.append(message)
     return tuple(found)
+
+
+def _said_in_results(messages: Sequence[Message]) -> tuple[Message, ...]:
+    """The alternating turns, with what the user says after a tool's result as a part of it.
+
+    Templates that let users and assistants take turns do not count calls and results as such.
+    """
+    found: list[Message] = []
+    for message in messages:
+        if found and message.role == "user" and found[-1].role == "tool":
+            found[-1] = _joined([found[-1], message])
+        else:
+            found.append(message)
+    return _alternating(found)
 
 
 def _with_sorted_results(messages: Sequence[Message]) -> list[Message]:
