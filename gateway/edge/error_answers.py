@@ -1,6 +1,7 @@
 """The HTTP answer of a refused or failed request: status, headers, and a body in its API's form.
 
-Anthropic's routes have error types and statuses of their own; all others have OpenAI's.
+Anthropic's routes have error types and statuses of their own; all others have OpenAI's, to which
+Cohere's add the message outside of it.
 """
 
 import math
@@ -11,6 +12,7 @@ from fastapi.responses import JSONResponse
 from gateway.errors import OVERLOADED_STATUS, ErrorKind, RequestError, error_body
 
 ANTHROPIC_PATH = "/v1/messages"
+COHERE_PATHS = ("/v2/", "/cohere/")
 _TYPE_OF_STATUS = {
     400: "invalid_request_error",
     401: "authentication_error",
@@ -38,7 +40,10 @@ def error_answer(error: RequestError, path: str, **headers: str) -> JSONResponse
         found["retry-after-ms"] = str(math.ceil(error.retry_after_s * 1e3))
     if is_anthropic(path):
         return JSONResponse(anthropic_body(error), _anthropic_status(error), headers=found)
-    return JSONResponse(error_body(error), error.wire.http_status, headers=found)
+    body = error_body(error)
+    if path.startswith(COHERE_PATHS):  # its clients read the message outside of the error
+        body = {"message": error.message} | body
+    return JSONResponse(body, error.wire.http_status, headers=found)
 
 
 def anthropic_body(error: RequestError) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from gateway.generation import ServedModel
 from gateway.http import fields
 from gateway.http.anthropic.routes import add_message_routes
 from gateway.http.body_request import BodyRoute
+from gateway.http.cohere.routes import add_cohere_routes
 from gateway.http.completions import answer
 from gateway.http.docs_page import page
 from gateway.http.embeddings import EmbeddingBody, embed
@@ -28,6 +29,7 @@ from gateway.http.events import CHAT, COMPLETION
 from gateway.http.guards import ApiKeyGuard, place
 from gateway.http.headers import REQUEST_ID
 from gateway.http.messages import field_names
+from gateway.http.pooling.routes import add_pooling_routes
 from gateway.http.response_body import ResponseBody
 from gateway.http.responses import Keeping, respond
 from gateway.http.routes.info import add_info_routes
@@ -136,7 +138,7 @@ def create_app(
     _add_generation_routes(app, pipeline, extras.responses)
     add_token_io_routes(app, pipeline, tokenizer)
     add_message_routes(app, pipeline, tokenizer, ANSWERS)
-    add_scoring_routes(app, pipeline, tokenizer)
+    _add_retrieval_routes(app, pipeline, tokenizer)
     _add_model_routes(app, pipeline, readiness)
     add_token_routes(app, pipeline, tokenizer)
     add_info_routes(app, pipeline, tokenizer)
@@ -227,6 +229,13 @@ def _add_generation_routes(app: FastAPI, pipeline: Pipeline, keeping: Keeping) -
     @app.post("/v1/responses", responses=ANSWERS)
     async def responses(body: ResponseBody, request: Request) -> Response:
         return await respond(body, request, pipeline, keeping)
+
+
+def _add_retrieval_routes(app: FastAPI, pipeline: Pipeline, tokenizer: Tokenizer) -> None:
+    """What others' retrieval stacks and routers call."""
+    add_cohere_routes(app, pipeline, tokenizer, ANSWERS)
+    add_scoring_routes(app, pipeline, tokenizer)
+    add_pooling_routes(app, pipeline)
 
 
 def _add_model_routes(app: FastAPI, pipeline: Pipeline, readiness: ReadinessWatch) -> None:

@@ -75,13 +75,13 @@ async def embed(body: EmbeddingBody, request: Request, pipeline: Pipeline) -> Re
     normalizes = body.normalize is not False
     found = await unless_disconnected(request, embed_all(pipeline, wanted, "input", normalizes))
     for embedding in found:
-        _check_size(body.dimensions, len(embedding.vector))
+        check_size("dimensions", body.dimensions, len(embedding.vector))
     num_tokens = sum(embedding.usage.num_prompt_tokens for embedding in found)
     return JSONResponse(
         {
             "object": "list",
             "data": [
-                {"object": "embedding", "index": index, "embedding": _written(body, embedding)}
+                {"object": "embedding", "index": index, "embedding": written(body, embedding)}
                 for index, embedding in enumerate(found)
             ],
             "model": model,
@@ -90,13 +90,14 @@ async def embed(body: EmbeddingBody, request: Request, pipeline: Pipeline) -> Re
     )
 
 
-def _check_size(asked: int | None, size: int) -> None:
+def check_size(field: str, asked: int | None, size: int) -> None:
     """Raises RequestError for a number of dimensions that is not the model's own."""
     if asked is not None and asked != size:
-        raise unsupported("dimensions", f"the vectors of this model have {size}, and no fewer")
+        raise unsupported(field, f"the vectors of this model have {size}, and no fewer")
 
 
-def _written(body: EmbeddingBody, embedding: PromptEmbedding) -> list[float] | str:
+def written(body: EmbeddingBody, embedding: PromptEmbedding) -> list[float] | str:
+    """The vector as numbers, or as base64 of little-endian float32."""
     if body.encoding_format == "float":
         vector: list[float] = embedding.vector.tolist()
         return vector

@@ -116,6 +116,16 @@ RESPONSE: dict[str, tuple[Any, ...]] = {
     "moderation": (),
 }
 
+# Of Cohere's API.
+COHERE_EMBED: dict[str, tuple[Any, ...]] = {"images": ([],)}
+COHERE_CHAT: dict[str, tuple[Any, ...]] = {
+    "citation_options": ({}, {"mode": "OFF"}, {"mode": "DISABLED"}),
+    "safety_mode": ("OFF", "NONE", "CONTEXTUAL"),
+    "raw_prompting": (False,),
+}
+
+POOLING: dict[str, tuple[Any, ...]] = EMBEDDING | {"softmax": (), "activation": ()}
+
 # Of Anthropic's API.
 MESSAGES: dict[str, tuple[Any, ...]] = {
     "billing_policy": ({"type": "billing_policy", "bill_to": "self"},),

@@ -62,11 +62,11 @@ class Thinker:
         is_on = asked.type == "enabled"
         if is_on and not self.thinks:
             raise unsupported("thinking.type", "the model's chat template knows no thinking")
-        if self._reads(SWITCH):
+        if self.reads(SWITCH):
             return {SWITCH: is_on}, effort
         if is_on or not self.thinks:
             return {}, effort
-        if not self._reads(EFFORT):
+        if not self.reads(EFFORT):
             raise unsupported("thinking.type", "this model thinks always")
         return {}, "none"
 
@@ -74,7 +74,8 @@ class Thinker:
         """The effort, if the chat template knows degrees or a switch. Raises RequestError."""
         if effort is not None and effort not in EFFORTS:
             raise invalid("reasoning_effort", f"must be one of {', '.join(EFFORTS)}")
-        return effort if self._reads(EFFORT) or self._reads(SWITCH) else None
+        return effort if self.reads(EFFORT) or self.reads(SWITCH) else None
 
-    def _reads(self, name: str) -> bool:
+    def reads(self, name: str) -> bool:
+        """Whether the chat template has a variable of this name."""
         return self.template is not None and self.template.reads(name)

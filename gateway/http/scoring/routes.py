@@ -50,7 +50,7 @@ def add_scoring_routes(app: FastAPI, pipeline: Pipeline, tokenizer: Tokenizer) -
         ]
         return JSONResponse(head | {"data": entries, "usage": _usage(found)})
 
-    for path in ("/v1/rerank", "/v2/rerank", "/rerank"):
+    for path in ("/v1/rerank", "/v2/rerank", "/rerank", "/cohere/v2/rerank"):
         app.post(path, include_in_schema=path == "/v1/rerank")(rerank)
     for path in ("/v1/score", "/score"):
         app.post(path, include_in_schema=path == "/v1/score")(score)

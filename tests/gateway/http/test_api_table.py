@@ -16,8 +16,11 @@ from openai.types.responses import response_create_params
 
 from gateway.http import fields
 from gateway.http.anthropic.body import CountBody, MessagesBody
+from gateway.http.cohere.chat_body import CohereChatBody
+from gateway.http.cohere.embed_body import EmbedBody
 from gateway.http.embeddings import EmbeddingBody
 from gateway.http.messages import ChatMessage
+from gateway.http.pooling.routes import PoolingBody
 from gateway.http.response_body import ResponseBody
 from gateway.http.routes.tokens import FIELDS_OF_CONVERSATIONS, DetokenizeBody, TokenizeBody
 from gateway.http.schema import ChatCompletionBody, CompletionBody
@@ -31,6 +34,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 CHAT, COMPLETION, RESPONSE = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 EMBEDDING, MESSAGES = "/v1/embeddings", "/v1/messages"
 RERANK, SCORE = "/v1/rerank", "/v1/score"
+COHERE_CHAT, COHERE_EMBED, POOLING = "/v2/chat", "/v2/embed", "/pooling"
 TOKENIZE, DETOKENIZE, COUNT = "/tokenize", "/detokenize", "/v1/messages/count_tokens"
 TURNS = "turns"
 ROUTES_OF = {
@@ -40,12 +44,16 @@ ROUTES_OF = {
     RESPONSE: (RESPONSE,),
     EMBEDDING: (EMBEDDING,),
     MESSAGES: (MESSAGES,),
+    COHERE_CHAT: (COHERE_CHAT,),
+    COHERE_EMBED: (COHERE_EMBED,),
+    POOLING: (POOLING,),
     RERANK: (RERANK,),
     SCORE: (SCORE,),
     TOKENIZE: (TOKENIZE,),
     DETOKENIZE: (DETOKENIZE,),
     "Turns of `messages": (TURNS,),
     "Beam search": (),  # words, without a table of fields
+    "Streams that wait": (),
     "Token ids in and out": (),
     "Responses in the background": (),
 }
@@ -56,6 +64,9 @@ BASE: dict[str, dict[str, Any]] = {
     RESPONSE: {"input": "Hello"},
     EMBEDDING: {"input": "Hello"},
     MESSAGES: {"messages": [TURN]},
+    COHERE_CHAT: {"messages": [TURN]},
+    COHERE_EMBED: {"texts": ["Hello"]},
+    POOLING: {"input": "Hello", "task": "embed"},
     RERANK: {"query": "Hello", "documents": ["a"]},
     SCORE: {"text_1": "Hello", "text_2": "a"},
     TOKENIZE: {"prompt": "Hello"},
@@ -68,6 +79,9 @@ BODIES: dict[str, Any] = {
     RESPONSE: ResponseBody,
     EMBEDDING: EmbeddingBody,
     MESSAGES: MessagesBody,
+    COHERE_CHAT: CohereChatBody,
+    COHERE_EMBED: EmbedBody,
+    POOLING: PoolingBody,
     RERANK: RerankBody,
     SCORE: ScoreBody,
     TOKENIZE: TokenizeBody,
@@ -266,6 +280,8 @@ async def test_the_gateway_does_what_the_table_says(line: Line, running: Any) ->
     base = BASE[line.route] | COMPANIONS.get(line.field, {})
     if line.route == SCORE:
         base.pop(REPLACES.get(line.field, ""), None)
+    if line.route == COHERE_EMBED and line.field == "inputs":
+        base = {}
     if line.route == MESSAGES and line.field == "tool_choice":
         base = BASE[line.route]
     if line.route == RESPONSE and line.field == "tool_choice":
@@ -298,6 +314,9 @@ async def test_the_gateway_does_what_the_table_says(line: Line, running: Any) ->
         (RESPONSE, response_create_params.ResponseCreateParamsBase),
         (EMBEDDING, embedding_create_params.EmbeddingCreateParams),
         (MESSAGES, None),  # the package is in the environment of tests/clients
+        (COHERE_CHAT, None),
+        (COHERE_EMBED, None),
+        (POOLING, None),
         (RERANK, None),
         (SCORE, None),
         (TOKENIZE, None),
@@ -326,6 +345,8 @@ def _defaults(route: str, name: str) -> tuple[Any, ...]:
     """The values of a supported field that ask for nothing."""
     if (route, name) == (MESSAGES, "max_tokens") or (route == SCORE and name in REPLACES):
         return ()  # Anthropic has no -1; two names of one text contradict each other
+    if route in (COHERE_EMBED, COHERE_CHAT) and name in ("max_tokens", "tool_choice"):
+        return ()  # null alone
     if name == "tool_choice" and route in (MESSAGES, COUNT):
         return ({"type": "auto"}, {"type": "none"})
     return DEFAULTS.get(name, ())

@@ -1,0 +1,1 @@
+"""vLLM's `/pooling` and `/classify`."""
