@@ -39,6 +39,7 @@ GATHER_MS = 30.0
 MAX_GATHER_MS = 1000.0
 ANY_ORIGIN = "*"
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#@\s]+")
+_PREFIX = re.compile(r"(/[A-Za-z0-9._~-]+)+")
 _STARTS = 20.0  # times what it took this process to start, a scheduler may be gone
 
 
@@ -59,6 +60,7 @@ class GatewayConfig:
     no_page: bool = False
     demo: Path | None = None  # the pipe of `pagewire up --demo`
     strict_requests: bool = False
+    root_path: str = ""
     store_responses: int = 0  # MiB
     tool_call_parser: str = AUTO
     reasoning_parser: str = AUTO
@@ -101,6 +103,8 @@ class GatewayConfig:
             problem = f"{self.hang_timeout_s} is outside (0, {MAX_TIMEOUT_S}]"
             raise ValueError(f"--hang-timeout-s: {problem}")
         self._check_store()
+        if self.root_path and not _PREFIX.fullmatch(self.root_path):
+            raise ValueError(f"--root-path: {self.root_path!r} is no path (/NAME or /NAME/NAME)")
         for origin in self.cors_origins:
             if origin != ANY_ORIGIN and not _ORIGIN.fullmatch(origin):
                 raise ValueError(f"--cors-origins: {origin!r} is no origin (https://HOST[:PORT])")
@@ -272,6 +276,12 @@ def _add_callers(parser: argparse.ArgumentParser) -> None:
         default=(),
         metavar="ORIGIN,ORIGIN",
         help="pages of these origins may call from a browser, of all with *; by default none may",
+    )
+    add(
+        "--root-path",
+        default="",
+        metavar="/PREFIX",
+        help="what a proxy puts before the paths of the HTTP API, whether it removes it or not",
     )
     add(
         "--strict-requests",

@@ -92,6 +92,10 @@ _KIND_OF_CODE: dict[int, ErrorKind] = {
 _KIND_OF_HTTP_STATUS = {wire.http_status: kind for kind, wire in reversed(WIRE.items())}
 _KIND_OF_HTTP_STATUS[500] = ErrorKind.INTERNAL
 
+MOST_MESSAGE_CHARACTERS = 2048
+MOST_FIELD_CHARACTERS = 256
+MOST_SHOWN_CHARACTERS = 64
+
 RETRY_AFTER_S = 1.0  # when the scheduler gives no time
 OVERLOADED_STATUS = 529  # of Anthropic's API, where others say 503; no standard has it
 
@@ -111,12 +115,13 @@ class RequestError(Exception):
         field: str | None = None,
         retry_after_s: float | None = None,
     ) -> None:
+        message = _bounded(message, MOST_MESSAGE_CHARACTERS)
         super().__init__(message)
         self._retry_after_s = retry_after_s
         self.kind = kind
         # Names that a caller chose stand in both; a lone surrogate has no UTF-8.
         self.message = _encodable(message)
-        self.field = None if field is None else _encodable(field)
+        self.field = None if field is None else _encodable(_bounded(field, MOST_FIELD_CHARACTERS))
 
     @property
     def wire(self) -> Wire:
@@ -136,6 +141,21 @@ class RequestError(Exception):
         if self.kind not in (ErrorKind.OVERLOADED, ErrorKind.UNAVAILABLE):
             return None
         return RETRY_AFTER_S if self._retry_after_s is None else self._retry_after_s
+
+
+def shown(text: str) -> str:
+    """A value of a caller for a message, in quotes, or its beginning."""
+    return (
+        repr(text) if len(text) <= MOST_SHOWN_CHARACTERS else f"{text[:MOST_SHOWN_CHARACTERS]!r}..."
+    )
+
+
+def _bounded(text: str, most: int) -> str:
+    """A text without its middle, if it is longer: what callers chose may be of any length."""
+    if len(text) <= most:
+        return text
+    cut, end = " ... ", most // 4
+    return f"{text[: most - end - len(cut)]}{cut}{text[-end:]}"
 
 
 def _encodable(text: str) -> str:

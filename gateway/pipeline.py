@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from gateway.chat.answer import AnswerReader, ChatFormat
 from gateway.chat.conversation import Conversation
 from gateway.embeddings import PromptEmbedding, embedding_of
-from gateway.errors import ErrorKind, RequestError, code_of, unsupported
+from gateway.errors import ErrorKind, RequestError, code_of, shown, unsupported
 from gateway.generation import (
     Finish,
     FinishReason,
@@ -134,7 +134,7 @@ class Pipeline:
         """The model that a request names. Raises RequestError when it is not the one served."""
         model = self.readiness.require_model(is_accepted=is_accepted)
         if name is not None and name != model.name:
-            problem = f"model: {name!r} is not served here, {model.name!r} is"
+            problem = f"model: {shown(name)} is not served here, {model.name!r} is"
             raise RequestError(ErrorKind.MODEL_NOT_FOUND, problem, field="model")
         return model
 

@@ -104,9 +104,8 @@ class Gateway:
         self._counters = GatewayCounters(None if fd is None else SharedMemory(fd, row))
         self._background = BackgroundResponses()
         self._channel, self._link = self._open_link()
-        self._readiness = ReadinessWatch(
-            self._channel, self._link, tokenizer, config.served_model_name
-        )
+        served_name = config.served_model_name
+        self._readiness = ReadinessWatch(self._channel, self._link, tokenizer, served_name)
         parsers = config.tool_call_parser, config.reasoning_parser
         chat_format = choose(tokenizer.template, *parsers, *tokenizer.markers())
         if tokenizer.template is not None and chat_format.tells_in_words:
@@ -140,6 +139,7 @@ class Gateway:
             config.cors_origins,
             self._extras(),
             is_strict=config.strict_requests,
+            root_path=config.root_path,
         )
         self._http = HttpServer(_uvicorn_config(app, config, self._certificates))
         self._grpc = self._grpc_server(tokenizer, access, opened)

@@ -10,6 +10,7 @@ from typing import Any
 from fastapi.responses import JSONResponse
 
 from gateway.errors import OVERLOADED_STATUS, ErrorKind, RequestError, error_body
+from gateway.request_ids import current_id
 
 ANTHROPIC_PATH = "/v1/messages"
 COHERE_PATHS = ("/v2/", "/cohere/")
@@ -39,6 +40,7 @@ def error_answer(error: RequestError, path: str, **headers: str) -> JSONResponse
         found["retry-after"] = str(math.ceil(error.retry_after_s))
         found["retry-after-ms"] = str(math.ceil(error.retry_after_s * 1e3))
     if is_anthropic(path):
+        found["request-id"] = current_id()  # its clients show it
         return JSONResponse(anthropic_body(error), _anthropic_status(error), headers=found)
     body = error_body(error)
     if path.startswith(COHERE_PATHS):  # its clients read the message outside of the error

@@ -19,6 +19,7 @@ from gateway.edge import upgrades
 from gateway.edge.edge_limits import EdgeLimits
 from gateway.edge.lingering import LingeringTransport
 from gateway.errors import ErrorKind, RequestError, error_body
+from gateway.request_ids import PREFIX, REQUEST_ID, new_id
 
 BODY_BYTES_PER_S = 64 << 10  # a body that comes faster may take as long as it needs
 # After a refusal so many bytes are read and dropped, for so long, so that it can be read: a
@@ -275,7 +276,8 @@ class GuardedConnection(HttpToolsProtocol):
         status = error.wire.http_status
         head = (
             f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\ncontent-type: application/json\r\n"
-            f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
+            f"content-length: {len(body)}\r\nconnection: close\r\n"
+            f"{REQUEST_ID}: {new_id(PREFIX)}\r\n\r\n"
         )
         self.transport.write(head.encode() + body)
         if self.transport.can_write_eof():

@@ -1,14 +1,11 @@
-"""ASGI layers around the routes: requests per client, encodings of bodies, counts of answers."""
-
-from collections.abc import Awaitable
+"""ASGI layers around the routes: requests per client, encodings of bodies."""
 
 from starlette.datastructures import Headers
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.edge.clients import OpenRequests
 from gateway.edge.error_answers import error_answer
 from gateway.errors import ErrorKind, RequestError
-from gateway.metrics.meter import RequestMetrics
 
 IDENTITY = ("", "identity")
 
@@ -30,35 +27,6 @@ class ClientLimit:
                 await self._app(scope, receive, send)
         except RequestError as error:
             await _refuse(error, scope, receive, send)
-
-
-class AnswerCounter:
-    """Counts answers by route and status, when their head is written; nothing per message."""
-
-    def __init__(self, app: ASGIApp, metrics: RequestMetrics) -> None:
-        self._app = app
-        self._metrics = metrics
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        has_begun = False
-
-        # Not a coroutine of its own: one more per message would cost more than all else here.
-        def counted(message: Message) -> Awaitable[None]:
-            nonlocal has_begun
-            if message["type"] == "http.response.start":
-                has_begun = True
-                self._metrics.answered(scope["path"], message["status"])
-            return send(message)
-
-        try:
-            await self._app(scope, receive, counted)
-        except Exception:  # the framework answers it after all layers have ended
-            if not has_begun:
-                self._metrics.answered(scope["path"], 500)
-            raise
 
 
 class PlainBodies:

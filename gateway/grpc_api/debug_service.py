@@ -6,7 +6,7 @@ from typing import NoReturn
 import grpc
 
 from gateway import limits
-from gateway.errors import ErrorKind, RequestError, invalid
+from gateway.errors import ErrorKind, RequestError, invalid, shown
 from gateway.generation import SamplingParams
 from gateway.grpc_api.statuses import Context, RefusalsAsStatuses
 from gateway.pipeline import Pipeline
@@ -52,7 +52,7 @@ class DebugService(debug_pb2_grpc.DebugServiceServicer):
                         sampling=_sampling_in_words(progress),
                         story=_story(progress, now_s),
                     )
-            problem = f"request_id: {request.request_id!r} is not live in this gateway"
+            problem = f"request_id: {shown(request.request_id)} is not live in this gateway"
             raise RequestError(ErrorKind.NOT_FOUND, problem, field="request_id")
 
     async def Explain(self, request: pb.ExplainRequest, context: Context) -> pb.ExplainResponse:

@@ -1,12 +1,11 @@
 """gRPC EmbeddingService: texts to vectors, for the SDK and grpcurl."""
 
-import uuid
-
 from gateway.fan_out import embed_all
 from gateway.grpc_api.embedding_convert import embeddings_from_proto, embeddings_to_proto
-from gateway.grpc_api.inference_service import standing_of
+from gateway.grpc_api.inference_service import given_id_of, standing_of
 from gateway.grpc_api.statuses import Context, RefusalsAsStatuses
 from gateway.pipeline import Pipeline
+from gateway.request_ids import new_id
 from pagewire.v1 import embedding_pb2 as pb
 from pagewire.v1 import embedding_pb2_grpc
 from wire.logs.request import about
@@ -21,7 +20,7 @@ class EmbeddingService(embedding_pb2_grpc.EmbeddingServiceServicer):
     async def Embed(self, request: pb.EmbedRequest, context: Context) -> pb.EmbedResponse:
         """One vector per input, in order."""
         async with RefusalsAsStatuses(context):
-            request_id = request.request_id or f"embd-{uuid.uuid4().hex}"
+            request_id = given_id_of(request.request_id, context) or new_id("embd-")
             about(request_id)
             standing = standing_of(request.priority, request.tenant, context)
             wanted = embeddings_from_proto(request, request_id, standing)

@@ -21,6 +21,7 @@ from gateway.grpc_api.early_head import with_early_head
 from gateway.grpc_api.recent_calls import CallKey, RecentCalls
 from gateway.grpc_api.statuses import Context, RefusalsAsStatuses
 from gateway.pipeline import Pipeline
+from gateway.request_ids import REQUEST_ID, RULE, is_plain, plain_or_none
 from gateway.scheduler.convert import (
     model_to_proto,
     num_choices_from_proto,
@@ -212,9 +213,18 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         limit = limits.MAX_IDEMPOTENCY_KEY_BYTES
         limits.check_bytes("idempotency_key", options.idempotency_key, limit)
         standing = standing_of(options.priority, options.tenant, context)
-        request_id = options.request_id or _made_id(standing.tenant, options.idempotency_key)
+        request_id = given_id_of(options.request_id, context) or _made_id(
+            standing.tenant, options.idempotency_key
+        )
         about(request_id)
         return request_from_proto(request_id, prompt, options, standing)
+
+
+def given_id_of(in_request: str, context: Context) -> str | None:
+    """The id of the request, else of its metadata. Raises RequestError for one that may not be."""
+    if in_request and not is_plain(in_request):
+        raise invalid("request_id", RULE)
+    return in_request or plain_or_none(text_metadata(context).get(REQUEST_ID))
 
 
 def _made_id(tenant: str, idempotency_key: str) -> str:

@@ -11,11 +11,12 @@ from fastapi.responses import HTMLResponse, Response
 from starlette.exceptions import HTTPException
 
 from gateway import refusals
+from gateway.edge.answer_layers import AnswerNames, HeadAsGet, PathPrefix
 from gateway.edge.body_guard import BodyGuard, BodyRefused, body_budget
 from gateway.edge.clients import OpenRequests
 from gateway.edge.edge_limits import EdgeLimits
 from gateway.edge.error_answers import error_answer
-from gateway.edge.http_guards import AnswerCounter, ClientLimit, PlainBodies
+from gateway.edge.http_guards import ClientLimit, PlainBodies
 from gateway.errors import ErrorKind, RequestError, from_http_status, invalid, unavailable
 from gateway.generation import ServedModel
 from gateway.http import fields
@@ -27,7 +28,6 @@ from gateway.http.docs_page import page
 from gateway.http.embeddings import EmbeddingBody, embed
 from gateway.http.events import CHAT, COMPLETION
 from gateway.http.guards import ApiKeyGuard, place
-from gateway.http.headers import REQUEST_ID
 from gateway.http.messages import field_names
 from gateway.http.pooling.routes import add_pooling_routes
 from gateway.http.response_body import ResponseBody
@@ -44,12 +44,12 @@ from gateway.live.feed import LiveFeed
 from gateway.live.routes import add_demo_route, add_live_route
 from gateway.page.routes import add_page_routes
 from gateway.pipeline import Pipeline
+from gateway.request_ids import REQUEST_ID, current_id
 from gateway.sampling_defaults import SamplingDefaults
 from gateway.scheduler.readiness import ReadinessWatch
 from gateway.tokens.body_budget import BodyBudget
 from gateway.tokens.tokenizer import Tokenizer
 from wire.identity.access import Access
-from wire.logs.request import CURRENT, about
 from wire.metrics.exposition import Scraped
 
 Scrape = Callable[[str], Scraped]  # by the header `accept`
@@ -70,7 +70,7 @@ OWNER = "pagewire"
 API_VERSION = "1"
 DESCRIPTION = "OpenAI's API with vLLM's extra fields; docs/api.md says what is supported, and how."
 # What a page of another origin may read of an answer.
-EXPOSED_HEADERS = (WARNING, "x-request-id", "retry-after", "retry-after-ms", "x-should-retry")
+EXPOSED_HEADERS = (WARNING, REQUEST_ID, "retry-after", "retry-after-ms", "x-should-retry")
 _TEXT = {"type": "string"}
 _ERROR = {
     "type": "object",
@@ -109,29 +109,19 @@ def create_app(
     extras: OptionalRoutes | None = None,
     *,
     is_strict: bool = False,
+    root_path: str = "",
 ) -> FastAPI:
     """The application; the caller starts and stops the pipeline.
 
-    With `is_strict` it refuses what it would otherwise accept with a warning.
+    With `is_strict` it refuses what it would otherwise accept with a warning. Clients see its paths
+    after `root_path`.
     """
-    # The framework's documentation pages would load scripts from a foreign host.
-    app = FastAPI(
-        title="pagewire",
-        version=API_VERSION,
-        description=DESCRIPTION,
-        docs_url=None,
-        redoc_url=None,
-        responses=FAILURES,
-        generate_unique_id_function=lambda route: route.name,
-        # Spans are made by hand: these would know nothing of queue and tokens.
-        telemetry={"auto_configure": False, "tracing": False, "metrics": False, "logs": False},
-    )
-    app.router.route_class = BodyRoute
+    app = _new_app(root_path)
     _add_body_layers(app, edge or EdgeLimits(), bodies, readiness, is_strict=is_strict)
     _add_layers(app, access, open_requests)
     if cors_origins:
         _allow_origins(app, cors_origins)
-    app.add_middleware(AnswerCounter, metrics=pipeline.metrics)  # the last one added is outermost
+    _add_outer_layers(app, pipeline, root_path)
     for kind, handler in _HANDLERS.items():
         app.add_exception_handler(kind, handler)
     extras = extras or OptionalRoutes()
@@ -145,6 +135,25 @@ def create_app(
     _add_docs(app)
     add_stored_routes(app, extras.responses.store, extras.responses.background, ANSWERS)
     _add_extras(app, extras, readiness)
+    return app
+
+
+def _new_app(root_path: str) -> FastAPI:
+    """An application without routes."""
+    # The framework's documentation pages would load scripts from a foreign host.
+    app = FastAPI(
+        title="pagewire",
+        version=API_VERSION,
+        description=DESCRIPTION,
+        docs_url=None,
+        redoc_url=None,
+        servers=[{"url": root_path}] if root_path else None,
+        responses=FAILURES,
+        generate_unique_id_function=lambda route: route.name,
+        # Spans are made by hand: these would know nothing of queue and tokens.
+        telemetry={"auto_configure": False, "tracing": False, "metrics": False, "logs": False},
+    )
+    app.router.route_class = BodyRoute
     return app
 
 
@@ -178,6 +187,14 @@ def _add_layers(app: FastAPI, access: Access | None, open_requests: OpenRequests
         app.add_middleware(ApiKeyGuard, access=access)
 
 
+def _add_outer_layers(app: FastAPI, pipeline: Pipeline, root_path: str) -> None:
+    """What all requests pass, the refused ones too; the last one added is outermost."""
+    app.add_middleware(AnswerNames, metrics=pipeline.metrics)
+    app.add_middleware(HeadAsGet)
+    if root_path:
+        app.add_middleware(PathPrefix, prefix=root_path)
+
+
 def _add_extras(app: FastAPI, extras: OptionalRoutes, readiness: ReadinessWatch) -> None:
     if extras.scrape is not None:
         _add_metrics_route(app, extras.scrape)
@@ -194,7 +211,7 @@ def _allow_origins(app: FastAPI, origins: Sequence[str]) -> None:
     app.add_middleware(
         CORSMiddleware,
         allow_origins=origins,
-        allow_methods=["GET", "POST", "DELETE"],
+        allow_methods=["GET", "HEAD", "POST", "DELETE"],
         allow_headers=["*"],
         expose_headers=EXPOSED_HEADERS,
     )
@@ -277,8 +294,6 @@ async def _on_refusal(request: Request, error: Exception) -> Response:
 
 
 def _noted(request: Request, error: RequestError) -> Response:
-    if CURRENT.get() is None and (request_id := request.headers.get(REQUEST_ID)):
-        about(request_id)  # refused before it was read
     refusals.note(error, place(request.scope), field_names())
     return error_answer(error, request.url.path)
 
@@ -304,7 +319,8 @@ async def _on_bug(request: Request, error: Exception) -> Response:
     problem = "internal error; the gateway's log says more"
     bug = RequestError(ErrorKind.INTERNAL, problem)
     # The server ends the connection, and clients that keep theirs must not send into its end.
-    return error_answer(bug, request.url.path, connection="close")
+    headers = {"connection": "close", REQUEST_ID: current_id()}
+    return error_answer(bug, request.url.path, **headers)
 
 
 _HANDLERS: dict[type[Exception], Callable[[Request, Exception], Awaitable[Response]]] = {

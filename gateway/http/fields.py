@@ -6,6 +6,7 @@ change an answer, so it is refused by its name. A field that no table knows is a
 notice, or refused where nothing collects notices.
 """
 
+import json
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -224,7 +225,7 @@ def _is_same(value: Any, neutral: Any) -> bool:
 def _problem(neutral: tuple[Any, ...]) -> str:
     if not neutral:
         return "is not supported by this server; leave it out"
-    return f"is not supported by this server; leave it out or send {neutral[0]!r}"
+    return f"is not supported by this server; leave it out or send {json.dumps(neutral[0])}"
 
 
 def refusal(problem: Mapping[str, Any], path: str = "", num_outer: int = 0) -> RequestError:

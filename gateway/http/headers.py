@@ -1,7 +1,6 @@
 """Request headers: id, tenant, priority, timeout and trace."""
 
 import math
-import uuid
 from collections.abc import Mapping
 from hashlib import sha256
 from typing import Protocol
@@ -10,11 +9,12 @@ from gateway import limits
 from gateway.auth import check_tenant, tenant_of_key
 from gateway.errors import RequestError, invalid
 from gateway.generation import Standing
+from gateway.leniency import notices
+from gateway.request_ids import REQUEST_ID, RULE, is_plain, new_id, plain_or_none
 from wire.logs.request import about
 from wire.requests.numbers import LONGEST_TIMEOUT_S
 from wire.tracing.context import context_of
 
-REQUEST_ID = "x-request-id"  # a retry with the same id finds its reservation
 TENANT = "x-tenant"
 TIMEOUT_S = "x-timeout-s"
 
@@ -26,9 +26,21 @@ class Asking(Protocol):
     user: str | None
 
 
+def given_id_of(headers: Mapping[str, str], in_body: str | None) -> str | None:
+    """The id that the header or else the body gives; None where none is given that may be.
+
+    Raises RequestError for one of a body that may not be, where its caller would not hear of it.
+    """
+    if (in_header := plain_or_none(headers.get(REQUEST_ID))) is not None:
+        return in_header
+    if in_body and not is_plain(in_body):
+        notices.ignore("request_id", f"was replaced: {RULE}")
+    return plain_or_none(in_body)
+
+
 def request_id_of(headers: Mapping[str, str], in_body: str | None, prefix: str) -> str:
     """The id: the header's, the body's or a new one. The task's log lines name it from now on."""
-    request_id = headers.get(REQUEST_ID) or in_body or f"{prefix}{uuid.uuid4().hex}"
+    request_id = given_id_of(headers, in_body) or new_id(prefix)
     about(request_id)
     return request_id
 

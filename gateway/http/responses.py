@@ -18,7 +18,7 @@ from gateway.generation import Finish, FinishReason, GenerationRequest, Usage, p
 from gateway.http.completions import streamed, unless_disconnected
 from gateway.http.event_stream import COMMENT, Waiting
 from gateway.http.events import encode_json
-from gateway.http.headers import REQUEST_ID, standing_of
+from gateway.http.headers import given_id_of, standing_of
 from gateway.http.response_body import ResponseBody, TextOptions
 from gateway.http.response_items import COMPLETED, IN_PROGRESS, INCOMPLETE, Items
 from gateway.http.response_tools.bodies import called_tools, is_left_out
@@ -49,7 +49,7 @@ async def respond(
     In the background it runs on, and the answer says at once what it is called.
     """
     store = keeping.store
-    given_id = request.headers.get(REQUEST_ID) or body.request_id
+    given_id = given_id_of(request.headers, body.request_id)
     found = resolved(body.input, owner(), keeping.recent, store)
     body = body.model_copy(update={"input": found})
     kept = kept_for(body, given_id, store, keeping.recent)

@@ -136,7 +136,7 @@ def _check_keyword(keyword: str, value: Any, schema: dict[str, Any], place: str)
     if keyword not in keywords.KNOWN and not is_vendor(keyword):
         raise unsupported(where, "is not a keyword that this server supports in a schema")
     if keyword == "format" and isinstance(value, str) and value in keywords.OTHER_FORMATS:
-        raise unsupported(where, f"{value!r} is not supported in a schema")
+        raise unsupported(where, f"{json.dumps(value)[:64]} is not supported in a schema")
     if keyword in ("enum", "const", "properties", "required"):
         _check_texts(list(value) if keyword == "properties" else value, where)
     if keyword == "properties":

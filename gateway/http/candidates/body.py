@@ -20,7 +20,7 @@ def _parse_early_stopping(value: Any) -> EarlyStopping:
         return value
     if value == NEVER:
         return NEVER
-    raise invalid("early_stopping", f"must be true, false or {NEVER!r}")
+    raise invalid("early_stopping", f'must be true, false or "{NEVER}"')
 
 
 _EARLY_STOPPING_SCHEMA = {"anyOf": [{"type": "boolean"}, {"const": NEVER}]}
