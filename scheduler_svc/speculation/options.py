@@ -74,7 +74,7 @@ def add_speculation_option(parser: argparse.ArgumentParser) -> None:
         metavar="JSON",
         help="draft tokens that a request's own ones or a second model predict, and verify several "
         'in a step; an object such as {"method": "ngram", "num_speculative_tokens": 4}; outputs '
-        "stay the same",
+        "stay the same, but for near ties on CUDA in 16 bits: docs/equal-tokens.md",
     )
 
 

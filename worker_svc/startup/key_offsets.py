@@ -31,6 +31,7 @@ def set_offsets(decoder: Decoder, max_model_len: int) -> None:
     """
     if not fp8.is_fp8(decoder.kv_dtype) or not _is_unscaled(decoder):
         return
+    decoder.key_offsets = None  # of an earlier runner: keys are measured whole
     decoder.key_offsets = measured(decoder, min(MAX_TOKENS, max_model_len))
     log.info("keys of the FP8 KV cache are stored less offsets")
 

@@ -33,6 +33,15 @@ class Told:
     reason: FinishReason | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Types:
+    """The worker's options of these names."""
+
+    dtype: str = "float32"
+    kv_cache: str = "auto"
+    rounding: str = "auto"
+
+
 class Joined:
     """Serves requests until all have ended; steps take the time of their tokens' number."""
 
@@ -45,11 +54,15 @@ class Joined:
         lookahead: int = 1,
         step_s: float = 0.01,
         draft_folder: Path | None = None,
+        types: Types | None = None,
         **limits: object,
     ) -> None:
+        types = types or Types()
         self._config = WorkerConfig(
             port=0,
-            dtype="float32",
+            dtype=types.dtype,
+            kv_cache_dtype=types.kv_cache,
+            quantization=types.rounding,
             device="cpu",
             num_kv_blocks=num_blocks,
             max_num_seqs=8,
@@ -58,7 +71,8 @@ class Joined:
             draft_model=draft_folder,
             host_blocks=limits.get("num_host_blocks", 0),  # type: ignore[arg-type]
         )
-        self._model = startup.load(self._config, folder, "float32", "")
+        self._model = startup.load(self._config, folder, types.dtype, "")
+        self.attention_backend = self._model.decoder.attention_backend
         self._runner = startup.build_runner(self._config, self._model, num_blocks=num_blocks)
         self.core = Scheduler(
             SchedulerConfig(

@@ -66,3 +66,13 @@ def test_keys_stay_whole_where_a_checkpoint_has_scales(llama_folder, tmp_path) -
     save_file(weights | scales, tmp_path / "model.safetensors")
     config = replace(WORKER_CONFIG, kv_cache_dtype="fp8_e4m3")
     assert started(tmp_path, config).key_offsets is None
+
+
+def test_a_second_runner_of_a_model_has_the_same_offsets(llama_folder) -> None:
+    config = replace(WORKER_CONFIG, kv_cache_dtype="fp8_e4m3")
+    loaded = startup.load(config, llama_folder, "float32", "")
+    found = []
+    for _ in range(2):
+        startup.build_runner(config, loaded, num_blocks=64)
+        found.append(loaded.decoder.key_offsets)
+    assert torch.equal(*found)
