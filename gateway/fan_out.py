@@ -18,6 +18,7 @@ from gateway.pipeline import Pipeline
 from gateway.search.beam_search import search
 
 Result = TypeVar("Result")
+TASKS_PER_ROUND = 64
 
 
 async def complete_all(
@@ -35,8 +36,8 @@ async def complete_all(
         try:
             async with turns.one_for(request) as request:
                 if request.beams is not None:
-                    return await _whole(index, pipeline, request, partial(search, pipeline))
-                async with aclosing(_patiently(index, pipeline, request)) as deltas:
+                    return await _whole(index, pipeline, request, turns, partial(search, pipeline))
+                async with aclosing(_patiently(index, pipeline, request, turns)) as deltas:
                     return [completion_of([delta async for delta in deltas])]
         except RequestError as error:
             if not names:
@@ -60,7 +61,7 @@ async def embed_all(
     async def embed(index: int, request: GenerationRequest) -> PromptEmbedding:
         try:
             async with turns.one_for(request) as request:
-                embedding = await _whole(index, pipeline, request, pipeline.embed)
+                embedding = await _whole(index, pipeline, request, turns, pipeline.embed)
         except RequestError as error:
             name = field if len(requests) == 1 else f"{field}[{index}]"
             raise error.renamed("prompt", name) from error
@@ -70,11 +71,26 @@ async def embed_all(
 
 
 async def _all(work: Sequence[Coroutine[Any, Any, Result]]) -> list[Result]:
-    tasks = [asyncio.create_task(one) for one in work]
+    tasks: list[asyncio.Task[Result]] = []
     try:
+        await _begin(work, tasks)
         return await asyncio.gather(*tasks)
     finally:
         await _stop(tasks)
+
+
+async def _begin(
+    work: Sequence[Coroutine[Any, Any, Result]], tasks: list[asyncio.Task[Result]]
+) -> None:
+    """Adds a task for each, some in each round of the event loop: a call may be of thousands."""
+    try:
+        for one in work:
+            tasks.append(asyncio.create_task(one))
+            if not len(tasks) % TASKS_PER_ROUND:
+                await asyncio.sleep(0)
+    finally:
+        for one in work[len(tasks) :]:
+            one.close()
 
 
 def generate_all(
@@ -97,11 +113,12 @@ async def _merged(
 ) -> AsyncGenerator[OutputDelta, None]:
     merged: asyncio.Queue[OutputDelta | None] = asyncio.Queue()
     turns = _Turns(pipeline)
-    tasks = [
-        asyncio.create_task(_pump(index, pipeline, request, turns, merged))
-        for index, request in enumerate(requests)
+    work = [
+        _pump(index, pipeline, request, turns, merged) for index, request in enumerate(requests)
     ]
+    tasks: list[asyncio.Task[None]] = []
     try:
+        await _begin(work, tasks)
         num_running = len(tasks)
         while num_running:
             item = await merged.get()
@@ -126,7 +143,7 @@ async def _pump(
     try:
         async with (
             turns.one_for(request) as request,
-            aclosing(_patiently(index, pipeline, request)) as deltas,
+            aclosing(_patiently(index, pipeline, request, turns)) as deltas,
         ):
             async for delta in deltas:
                 merged.put_nowait(delta._replace(choice=index))
@@ -135,7 +152,7 @@ async def _pump(
 
 
 async def _patiently(
-    index: int, pipeline: Pipeline, request: GenerationRequest
+    index: int, pipeline: Pipeline, request: GenerationRequest, turns: "_Turns"
 ) -> AsyncGenerator[OutputDelta, None]:
     """The deltas of one of the requests; a full queue refuses it before the first one."""
     while True:
@@ -145,13 +162,14 @@ async def _patiently(
                     yield delta
             return
         except RequestError as error:
-            request = await _come_back(index, pipeline, request, error)
+            request = await _come_back(index, pipeline, request, turns, error)
 
 
 async def _whole(
     index: int,
     pipeline: Pipeline,
     request: GenerationRequest,
+    turns: "_Turns",
     compute: Callable[[GenerationRequest], Awaitable[Result]],
 ) -> Result:
     """The result of one of the requests; a full queue refuses it before it is computed."""
@@ -159,11 +177,15 @@ async def _whole(
         try:
             return await compute(request)
         except RequestError as error:
-            request = await _come_back(index, pipeline, request, error)
+            request = await _come_back(index, pipeline, request, turns, error)
 
 
 async def _come_back(
-    index: int, pipeline: Pipeline, request: GenerationRequest, error: RequestError
+    index: int,
+    pipeline: Pipeline,
+    request: GenerationRequest,
+    turns: "_Turns",
+    error: RequestError,
 ) -> GenerationRequest:
     """The request to submit once it has waited as long as the refusal advises.
 
@@ -174,6 +196,7 @@ async def _come_back(
     began_s = pipeline.now()
     with pipeline.preparing():
         await asyncio.sleep(error.retry_after_s)
+        await turns.round_of_its_own()
     return request.after(pipeline.now() - began_s)
 
 
@@ -183,6 +206,12 @@ class _Turns:
     def __init__(self, pipeline: Pipeline) -> None:
         self._pipeline = pipeline
         self._free = asyncio.Semaphore(pipeline.readiness.most_of_call)
+        self._starting = asyncio.Lock()
+
+    async def round_of_its_own(self) -> None:
+        """Waits for a round of the event loop in which no other output of the call begins."""
+        async with self._starting:
+            await asyncio.sleep(0)
 
     @asynccontextmanager
     async def one_for(self, request: GenerationRequest) -> AsyncIterator[GenerationRequest]:
@@ -190,6 +219,7 @@ class _Turns:
         began_s, has_to_wait = self._pipeline.now(), self._free.locked()
         with self._pipeline.preparing():
             await self._free.acquire()
+            await self.round_of_its_own()
         try:
             yield request.after(self._pipeline.now() - began_s) if has_to_wait else request
         finally:

@@ -13,7 +13,7 @@ from gateway.chat.parts import Content, Part, Reply, reply_of
 from gateway.errors import invalid
 from gateway.structure.calls import AnyStructure
 from gateway.structure.thinking import ThoughtFirst
-from gateway.text.logprobs import OutputTokenLogprobs
+from gateway.text.logprobs import OutputTokenLogprobs, num_values
 from gateway.text.prompt_outputs import PromptOutputs
 from wire.requests.numbers import FLOAT32_MAX, INT32_MAX, LONGEST_TIMEOUT_S, UINT32_MAX, UINT64_MAX
 from wire.sampling import SMALLEST_FLOAT
@@ -303,6 +303,12 @@ class WholeOutput:
     logprobs: tuple[OutputTokenLogprobs, ...] = ()  # one per token, if requested
     parts: tuple[Part, ...] | None = None  # of a chat; None: the text is all content
     prompt: PromptOutputs | None = None  # if requested
+
+    @property
+    def num_values(self) -> int:
+        """About how many numbers and texts an answer tells of it."""
+        of_prompt = 0 if self.prompt is None else self.prompt.num_values
+        return of_prompt + len(self.token_ids) + num_values(self.logprobs)
 
     @property
     def reply(self) -> Reply:

@@ -16,6 +16,10 @@ from typing import TypeVar
 Result = TypeVar("Result")
 
 
+def _nothing() -> None:
+    pass
+
+
 class Lane:
     """Some threads, and the callers that wait for one."""
 
@@ -26,7 +30,7 @@ class Lane:
         self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
 
     async def run(
-        self, client: str, work: Callable[[], Result], on_end: Callable[[], None]
+        self, client: str, work: Callable[[], Result], on_end: Callable[[], None] = _nothing
     ) -> Result:
         """The result; `on_end` is called once, when no thread works at it any more."""
         try:

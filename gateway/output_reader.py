@@ -39,6 +39,11 @@ class OutputReader:
             self._count_reasoning(piece.text, token_ids)
         self.prompt_reader = None  # the prompt was reported before the first token
 
+    @property
+    def num_values(self) -> int:
+        """Number of the prompt's log probabilities that the next arrival brings."""
+        return 0 if self.prompt_reader is None else self.prompt_reader.num_values
+
     def read(self, arrival: TokenArrival, num_cached_tokens: int) -> OutputDelta:
         """The delta for new tokens, and the end if it came with them."""
         delta = self._read_text(arrival, num_cached_tokens)

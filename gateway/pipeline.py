@@ -9,8 +9,9 @@ from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing, contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
+from gateway.auth import CLIENT
 from gateway.chat.answer import AnswerReader, ChatFormat
 from gateway.chat.conversation import Conversation
 from gateway.embeddings import PromptEmbedding, embedding_of
@@ -26,6 +27,7 @@ from gateway.generation import (
     check_token_ids,
     completion_of,
 )
+from gateway.lanes import Lane
 from gateway.metrics.meter import OutputMeter, RequestMetrics
 from gateway.output_reader import OutputReader
 from gateway.sampling_defaults import NO_DEFAULTS, SamplingDefaults
@@ -55,6 +57,9 @@ from gateway.tracing.output_span import OutputSpan, OutputTimes
 if TYPE_CHECKING:
     from wire.tracing.spans import Tracer
 
+INLINE_VALUES = 1000  # numbers of an answer below which a thread costs more than to write them
+Result = TypeVar("Result")
+
 
 class Pipeline:
     """Owns the requests that are live in this gateway."""
@@ -73,6 +78,7 @@ class Pipeline:
     ) -> None:
         self.sampling_defaults = sampling_defaults
         self._tokenizer = tokenizer
+        self._aside = Lane("answers", 1)
         self.chat_format = chat_format
         self.link = link
         self.readiness = readiness
@@ -118,6 +124,10 @@ class Pipeline:
         if self._tracer is not None:
             self._tracer.close()
 
+    async def run_aside(self, work: Callable[[], Result]) -> Result:
+        """The result of work that would keep the event loop; callers take turns."""
+        return await self._aside.run(CLIENT.get(), work)
+
     def begin_span(self, request: GenerationRequest) -> OutputSpan | None:
         """The span of a request; None when tracing is off."""
         if self._tracer is None:
@@ -161,7 +171,11 @@ class Pipeline:
             self._live[live.handle] = progress
             while finish is None:
                 arrival = await live.receive()
-                delta = reader.read(arrival, live.num_cached_tokens)
+                if reader.num_values > INLINE_VALUES:
+                    reads = partial(reader.read, arrival, live.num_cached_tokens)
+                    delta = await self.run_aside(reads)
+                else:
+                    delta = reader.read(arrival, live.num_cached_tokens)
                 progress.num_cached_tokens = live.num_cached_tokens
                 num_tokens = reader.text.num_tokens if arrival.token_ids else 0
                 is_first = bool(num_tokens) and self._note_tokens(progress, num_tokens, meter)

@@ -7,6 +7,7 @@ aborts the request.
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
+from functools import partial
 from hashlib import sha256
 from typing import Any, TypeVar, cast
 
@@ -16,11 +17,11 @@ from gateway.chat.convert import conversation_from_proto
 from gateway.choices import expand, resume
 from gateway.errors import invalid
 from gateway.fan_out import complete_all, generate_all
-from gateway.generation import GenerationRequest, Prompt, Standing, check_token_ids
+from gateway.generation import GenerationRequest, OutputDelta, Prompt, Standing, check_token_ids
 from gateway.grpc_api.early_head import with_early_head
 from gateway.grpc_api.recent_calls import CallKey, RecentCalls
 from gateway.grpc_api.statuses import Context, RefusalsAsStatuses
-from gateway.pipeline import Pipeline
+from gateway.pipeline import INLINE_VALUES, Pipeline
 from gateway.request_ids import REQUEST_ID, RULE, is_plain, plain_or_none
 from gateway.scheduler.convert import (
     model_to_proto,
@@ -80,7 +81,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
             async with aclosing(with_early_head(deltas, context, self._head_s)) as deltas:
                 async for delta in deltas:
                     response = pb.GenerateStreamResponse(request_id=wanted.request_id, model=name)
-                    write_delta(response.delta, delta, indices[delta.choice])
+                    await self._write(response.delta, delta, indices[delta.choice])
                     yield response
 
     async def Chat(self, request: pb.ChatRequest, context: Context) -> pb.ChatResponse:
@@ -104,7 +105,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
             async with aclosing(with_early_head(deltas, context, self._head_s)) as deltas:
                 async for delta in deltas:
                     response = pb.ChatStreamResponse(request_id=wanted.request_id, model=name)
-                    write_delta(response.delta, delta, indices[delta.choice])
+                    await self._write(response.delta, delta, indices[delta.choice])
                     yield response
 
     async def Tokenize(self, request: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:
@@ -191,7 +192,21 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
             raise invalid(name, "is for streams")
         choices = expand(wanted, num_choices_from_proto(options))
         outputs = await complete_all(self._pipeline, choices)
-        return [output_to_proto(output, index) for index, output in enumerate(outputs)]
+
+        def messages() -> list[pb.Output]:
+            return [output_to_proto(output, index) for index, output in enumerate(outputs)]
+
+        if sum(output.num_values for output in outputs) <= INLINE_VALUES:
+            return messages()
+        return await self._pipeline.run_aside(messages)
+
+    async def _write(self, message: pb.OutputDelta, delta: OutputDelta, index: int) -> None:
+        """Fills an empty message with a piece of an output."""
+        write = partial(write_delta, message, delta, index)
+        if delta.prompt is not None and delta.prompt.num_values > INLINE_VALUES:
+            await self._pipeline.run_aside(write)
+        else:
+            write()
 
     def _choices(
         self, wanted: GenerationRequest, options: pb.GenerationOptions

@@ -5,10 +5,11 @@ import time
 from collections.abc import AsyncGenerator, Coroutine
 from contextlib import aclosing
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
 from fastapi import Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 
 from gateway.choices import total_usage
 from gateway.errors import ErrorKind, RequestError, ended_by
@@ -25,11 +26,13 @@ from gateway.http.events import (
     whole_choice,
 )
 from gateway.http.headers import request_id_of, standing_of
+from gateway.http.large_answers import answered, built
 from gateway.http.schema import ChatCompletionBody, CompletionBody
-from gateway.pipeline import Pipeline
+from gateway.pipeline import INLINE_VALUES, Pipeline
 from gateway.scheduler.submitted import SUBMITTED, Submitted
 
 Result = TypeVar("Result")
+VALUES_PER_CHOICE = 10  # in addition to its tokens
 
 
 async def answer(
@@ -39,7 +42,12 @@ async def answer(
     answer_id = request_id_of(request.headers, body.request_id, f"{form.id_prefix}-")
     extras, num_choices = body.extras, body.num_choices
     standing = standing_of(body, request.headers)
-    wanted = [replace(one, standing=standing) for one in body.to_requests(answer_id)]
+
+    def requests() -> list[GenerationRequest]:
+        return [replace(one, standing=standing) for one in body.to_requests(answer_id)]
+
+    num_prompts = len(body.prompt) if isinstance(body, CompletionBody) else 1
+    wanted = await built(pipeline, requests, num_parts=num_prompts)
     head: dict[str, Any] = {
         "id": answer_id,
         "object": form.chunk_object if body.stream else form.whole_object,
@@ -52,10 +60,14 @@ async def answer(
     computed = await unless_disconnected(request, complete_all(pipeline, wanted))
     shows_logprobs = body.logprobs is not None and body.logprobs is not False  # 0 is a number
     outputs = body.best.choose(computed, shows_logprobs=shows_logprobs)
-    choices = [whole_choice(form, index, output, extras) for index, output in enumerate(outputs)]
-    usage = usage_body(total_usage([output.finish.usage for output in outputs], num_choices))
-    beside = beside_choices(form, outputs, extras)
-    return JSONResponse({**head, "choices": choices, "usage": usage, **beside})
+    num_values = sum(output.num_values for output in outputs)
+
+    def whole() -> dict[str, Any]:
+        choices = [whole_choice(form, index, one, extras) for index, one in enumerate(outputs)]
+        usage = usage_body(total_usage([one.finish.usage for one in outputs], num_choices))
+        return {**head, "choices": choices, "usage": usage, **beside_choices(form, outputs, extras)}
+
+    return await answered(pipeline, whole, num_values=num_values + VALUES_PER_CHOICE * len(outputs))
 
 
 async def _events(
@@ -67,7 +79,10 @@ async def _events(
         async with aclosing(generate_all(pipeline, wanted)) as deltas:
             async for delta in deltas:
                 index = delta.choice
-                chunk = writer.chunk(index, delta)
+                if delta.prompt is not None and delta.prompt.num_values > INLINE_VALUES:
+                    chunk = await pipeline.run_aside(partial(writer.chunk, index, delta))
+                else:
+                    chunk = writer.chunk(index, delta)
                 if index not in opened:
                     opened.add(index)
                     chunk = writer.opening(index) + chunk

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal
 
 from fastapi import Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 from pydantic import PlainValidator
 from pydantic import WithJsonSchema as JsonSchema
 
@@ -17,6 +17,7 @@ from gateway.generation import GenerationRequest, PrefixReuse, PromptPooling
 from gateway.http import fields
 from gateway.http.completions import unless_disconnected
 from gateway.http.headers import request_id_of, standing_of
+from gateway.http.large_answers import answered, built
 from gateway.http.schema import PROMPT_SCHEMA, Body, parse_prompts, to_truncation
 from gateway.pipeline import Pipeline
 from wire.logprobs import FLOAT32
@@ -70,24 +71,28 @@ async def embed(body: EmbeddingBody, request: Request, pipeline: Pipeline) -> Re
     """Runs one HTTP request until its end, or until its client disconnects."""
     request_id = request_id_of(request.headers, body.request_id, "embd-")
     standing = standing_of(body, request.headers)
-    wanted = [replace(one, standing=standing) for one in body.to_requests(request_id)]
+
+    def requests() -> list[GenerationRequest]:
+        return [replace(one, standing=standing) for one in body.to_requests(request_id)]
+
+    wanted = await built(pipeline, requests, num_parts=len(body.input))
     model = pipeline.resolve_model(body.model).name
     normalizes = body.normalize is not False
     found = await unless_disconnected(request, embed_all(pipeline, wanted, "input", normalizes))
     for embedding in found:
         check_size("dimensions", body.dimensions, len(embedding.vector))
     num_tokens = sum(embedding.usage.num_prompt_tokens for embedding in found)
-    return JSONResponse(
-        {
-            "object": "list",
-            "data": [
-                {"object": "embedding", "index": index, "embedding": written(body, embedding)}
-                for index, embedding in enumerate(found)
-            ],
-            "model": model,
-            "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
-        }
-    )
+
+    def whole() -> dict[str, Any]:
+        data = [
+            {"object": "embedding", "index": index, "embedding": written(body, embedding)}
+            for index, embedding in enumerate(found)
+        ]
+        usage = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
+        return {"object": "list", "data": data, "model": model, "usage": usage}
+
+    num_values = sum(embedding.vector.size for embedding in found)
+    return await answered(pipeline, whole, num_values=num_values)
 
 
 def check_size(field: str, asked: int | None, size: int) -> None:

@@ -1,28 +1,42 @@
-"""Answers of many values are built and written in a thread, small piece by small piece.
+"""Calls of many requests and answers of many values are built in a thread.
+
+Answers are written there, small piece by small piece.
 
 The event loop goes on meanwhile: one long call of the encoder would keep the interpreter to itself.
 """
 
-import asyncio
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from fastapi.responses import JSONResponse, Response
 
-INLINE_VALUES = 2000  # below this a thread costs more than the writing
+from gateway.pipeline import INLINE_VALUES, Pipeline
+
+INLINE_PARTS = 64
 PIECE_VALUES = 2000  # written at once: less than a millisecond
 FLAT_TYPES = frozenset({str, int, float, bool, type(None)})
+
+Result = TypeVar("Result")
 
 _encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 
 
-async def answered(body: Callable[[], Mapping[str, Any]], *, num_values: int) -> Response:
+async def answered(
+    pipeline: Pipeline, body: Callable[[], Mapping[str, Any]], *, num_values: int
+) -> Response:
     """The JSON of a body that holds about so many numbers and strings."""
     if num_values <= INLINE_VALUES:
         return JSONResponse(body())
-    content = await asyncio.to_thread(lambda: b"".join(pieces(body())))
+    content = await pipeline.run_aside(lambda: b"".join(pieces(body())))
     return Response(content, media_type="application/json")
+
+
+async def built(
+    pipeline: Pipeline, make: Callable[[], list[Result]], *, num_parts: int
+) -> list[Result]:
+    """The requests of a call of about so many."""
+    return make() if num_parts <= INLINE_PARTS else await pipeline.run_aside(make)
 
 
 def pieces(value: Any) -> Iterator[bytes]:

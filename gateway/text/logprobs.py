@@ -40,6 +40,11 @@ class OutputTokenLogprobs:
     is_named: bool = False  # the request names the alternatives
 
 
+def num_values(tokens: Sequence[OutputTokenLogprobs]) -> int:
+    """Number of log probabilities; each token of an output has as many."""
+    return len(tokens) * (1 + len(tokens[0].top)) if tokens else 0
+
+
 def raw_logprobs(table: LogprobColumns) -> list[RawLogprobs]:
     """The rows of a table."""
     columns = table.logprobs, table.ranks, table.top_token_ids, table.top_logprobs

@@ -5,7 +5,13 @@ from dataclasses import dataclass, replace
 
 from gateway.errors import ErrorKind, RequestError
 from gateway.text.detokenizer import Detokenizer
-from gateway.text.logprobs import LogprobReader, OutputTokenLogprobs, Spell, raw_logprobs
+from gateway.text.logprobs import (
+    LogprobReader,
+    OutputTokenLogprobs,
+    Spell,
+    num_values,
+    raw_logprobs,
+)
 from wire.prompt_outputs import PromptOutput
 
 
@@ -38,6 +44,13 @@ class PromptOutputs:
     scores: PromptScores | None  # None: not requested
     echo: Echo | None
 
+    @property
+    def num_values(self) -> int:
+        """About how many numbers and texts an answer tells of it."""
+        both = self.scores, None if self.echo is None else self.echo.scores
+        told = [scores.others for scores in both if scores is not None]
+        return len(self.token_ids) + sum(num_values(others) for others in told)
+
 
 @dataclass(frozen=True, slots=True)
 class PromptOutputOptions:
@@ -68,6 +81,12 @@ class PromptOutputReader:
         self._token_ids = token_ids
         self._spell = spell
         self._detokenizer = detokenizer
+
+    @property
+    def num_values(self) -> int:
+        """Number of log probabilities that `combine` reads."""
+        most_top = self._wanted.most_top
+        return 0 if most_top is None else len(self._token_ids) * (1 + most_top)
 
     def combine(self, prompt_outputs: Sequence[PromptOutput]) -> PromptOutputs:
         """The requested outputs. Raises RequestError unless the reports cover the prompt."""

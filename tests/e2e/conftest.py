@@ -49,6 +49,7 @@ class Product:
     options: tuple[str, ...] = ()  # of every service
     environ: dict[str, str] = field(default_factory=dict)
     device: str = "cpu"
+    watched: tuple[str, ...] = ()  # modules whose event loop is watched
     http_port: int = field(default_factory=free_port)
     grpc_port: int = field(default_factory=free_port)
     scheduler_port: int = field(default_factory=free_port)
@@ -108,18 +109,25 @@ class Product:
         # find their ports in use.
         reads_late = all(variable.startswith("OTEL_") for variable in self.environ)
         has_ranks = any("tensor-parallel-size" in word for word in spec.arguments)
-        if module in warm.LIBRARIES and reads_late and not has_ranks:
+        if module in self.watched:
+            started = ["tests.e2e.stretches", str(self.report_of(module)), module]
+        elif module in warm.LIBRARIES and reads_late and not has_ranks:
             self.processes[name] = warm.start(module, spec.arguments, ROOT, path, environ)
             return
-        started = "tests.e2e.forks.ranks" if has_ranks and reads_late else module
+        else:
+            started = ["tests.e2e.forks.ranks" if has_ranks and reads_late else module]
         with path.open("ab") as log:
             self.processes[name] = subprocess.Popen(
-                [sys.executable, "-m", started, *spec.arguments],
+                [sys.executable, "-m", *started, *spec.arguments],
                 cwd=ROOT,
                 stdout=log,
                 stderr=log,
                 env=environ,
             )
+
+    def report_of(self, module: str) -> Path:
+        """Where a watched service notes its stretches."""
+        return self.logs / f"{module}.stretches"
 
     def wait_until_ready(self) -> None:
         deadline = time.monotonic() + START_TIMEOUT_S

@@ -85,7 +85,7 @@ def add_token_routes(app: FastAPI, pipeline: Pipeline, tokenizer: Tokenizer) -> 
             "count": num_tokens,
             "max_model_len": model.max_model_len,
         }
-        return await answered(lambda: answer, num_values=num_tokens)
+        return await answered(pipeline, lambda: answer, num_values=num_tokens)
 
     @app.post("/detokenize")
     async def detokenize(body: DetokenizeBody) -> dict[str, str]:

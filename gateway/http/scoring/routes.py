@@ -10,8 +10,10 @@ from fastapi.responses import JSONResponse, Response
 from gateway.chat.conversation import Rendering
 from gateway.errors import unsupported
 from gateway.fan_out import complete_all
+from gateway.generation import GenerationRequest
 from gateway.http.completions import unless_disconnected
 from gateway.http.headers import request_id_of, standing_of
+from gateway.http.large_answers import built
 from gateway.http.schema import to_reuse
 from gateway.http.scoring.bodies import RerankBody, ScoreBody, ScoringBody
 from gateway.http.scoring.relevance import (
@@ -70,11 +72,15 @@ async def _score(
     standing = standing_of(body, request.headers)
     instruction = INSTRUCTION if body.instruction is None else body.instruction
     salt = to_reuse(body.cache_salt).cache_salt
-    wanted = [
-        replace(one, reuse=replace(one.reuse, cache_salt=salt))
-        for index, pair in enumerate(pairs)
-        for one in requests_of(f"{request_id}-{index}", pair, instruction, verdict, standing)
-    ]
+
+    def requests() -> list[GenerationRequest]:
+        return [
+            replace(one, reuse=replace(one.reuse, cache_salt=salt))
+            for index, pair in enumerate(pairs)
+            for one in requests_of(f"{request_id}-{index}", pair, instruction, verdict, standing)
+        ]
+
+    wanted = await built(pipeline, requests, num_parts=len(pairs))
     names = [pair.name for pair in pairs for _ in range(2)]
     outputs = await unless_disconnected(request, complete_all(pipeline, wanted, names))
     return [relevance_of(outputs[at : at + 2]) for at in range(0, len(outputs), 2)]

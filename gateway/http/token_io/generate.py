@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from fastapi import Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 
 from gateway.choices import total_usage
 from gateway.errors import ended_by
@@ -15,6 +15,7 @@ from gateway.generation import GenerationRequest, OutputDelta, Usage, WholeOutpu
 from gateway.http.completions import streamed, unless_disconnected
 from gateway.http.events import DONE, error_event, event, finish_fields, usage_body
 from gateway.http.headers import request_id_of, standing_of
+from gateway.http.large_answers import answered
 from gateway.http.logprobs import as_id, as_text, chat_logprobs, prompt_logprobs
 from gateway.http.token_io.bodies import TEXT, GenerateTokensBody
 from gateway.pipeline import Pipeline
@@ -35,8 +36,12 @@ async def generate_tokens(
         return await streamed(request, events)
     outputs = await unless_disconnected(request, complete_all(pipeline, wanted))
     usage = total_usage([output.finish.usage for output in outputs], len(outputs))
-    choices = [form.choice(index, output) for index, output in enumerate(outputs)]
-    return JSONResponse(form.answer(choices) | form.about_prompt(outputs[0], usage))
+
+    def whole() -> dict[str, Any]:
+        choices = [form.choice(index, output) for index, output in enumerate(outputs)]
+        return form.answer(choices) | form.about_prompt(outputs[0], usage)
+
+    return await answered(pipeline, whole, num_values=sum(one.num_values for one in outputs))
 
 
 class TokensForm:

@@ -223,7 +223,7 @@ def order_of(policy: Policy, tenant: str) -> list[str]:
     """The requests in the order of their admission, with preemptions; half of them are aborted."""
     scheduler = make_scheduler(max_num_seqs=3, blocks=14, policy=policy)
     rng, entered = random.Random(3), []
-    for number in range(80):
+    for number in range(160):
         for part in range(rng.randint(1, 2)):
             length, most = rng.randint(1, 12), rng.randint(1, 12)
             request = make_request(f"{number}-{part}", length, tenant=tenant, max_tokens=most)
