@@ -19,6 +19,7 @@ from gateway.search.beam_search import search
 
 Result = TypeVar("Result")
 TASKS_PER_ROUND = 64
+OUTPUTS_PER_ROUND = 4
 
 
 async def complete_all(
@@ -196,7 +197,7 @@ async def _come_back(
     began_s = pipeline.now()
     with pipeline.preparing():
         await asyncio.sleep(error.retry_after_s)
-        await turns.round_of_its_own()
+        await turns.round_with_few()
     return request.after(pipeline.now() - began_s)
 
 
@@ -206,10 +207,10 @@ class _Turns:
     def __init__(self, pipeline: Pipeline) -> None:
         self._pipeline = pipeline
         self._free = asyncio.Semaphore(pipeline.readiness.most_of_call)
-        self._starting = asyncio.Lock()
+        self._starting = asyncio.Semaphore(OUTPUTS_PER_ROUND)
 
-    async def round_of_its_own(self) -> None:
-        """Waits for a round of the event loop in which no other output of the call begins."""
+    async def round_with_few(self) -> None:
+        """Waits for a round of the event loop in which few other outputs of the call begin."""
         async with self._starting:
             await asyncio.sleep(0)
 
@@ -219,7 +220,7 @@ class _Turns:
         began_s, has_to_wait = self._pipeline.now(), self._free.locked()
         with self._pipeline.preparing():
             await self._free.acquire()
-            await self.round_of_its_own()
+            await self.round_with_few()
         try:
             yield request.after(self._pipeline.now() - began_s) if has_to_wait else request
         finally:
