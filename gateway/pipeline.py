@@ -171,11 +171,7 @@ class Pipeline:
             self._live[live.handle] = progress
             while finish is None:
                 arrival = await live.receive()
-                if reader.num_values > INLINE_VALUES:
-                    reads = partial(reader.read, arrival, live.num_cached_tokens)
-                    delta = await self.run_aside(reads)
-                else:
-                    delta = reader.read(arrival, live.num_cached_tokens)
+                delta = await self._read(reader, arrival, live.num_cached_tokens)
                 progress.num_cached_tokens = live.num_cached_tokens
                 num_tokens = reader.text.num_tokens if arrival.token_ids else 0
                 is_first = bool(num_tokens) and self._note_tokens(progress, num_tokens, meter)
@@ -202,6 +198,13 @@ class Pipeline:
             if span is not None:
                 span.end(OutputTimes.of(live, progress), finish, error_code, self._clock())
             log_end(request.request_id, finish, error_code)
+
+    async def _read(
+        self, reader: OutputReader, arrival: TokenArrival, num_cached_tokens: int
+    ) -> OutputDelta:
+        if reader.num_values <= INLINE_VALUES:
+            return reader.read(arrival, num_cached_tokens)
+        return await self.run_aside(partial(reader.read, arrival, num_cached_tokens))
 
     def traced(self, submission: Submission, span: OutputSpan, meter: OutputMeter) -> Submission:
         """The submission under the span, now that it is prepared."""
