@@ -13,6 +13,7 @@ from gateway.config import parse_args
 from gateway.processes.supervisor import supervise
 from gateway.sampling_defaults import BadGenerationConfig
 from gateway.server import serve
+from gateway.tokens.text_contents import CannotRename
 from gateway.tokens.tokenizer import Tokenizer, TokenizerFolderError
 from pagewire.gguf.header import BadGguf
 from pagewire.hub.download import ModelUnavailable
@@ -27,6 +28,7 @@ COULD_NOT_START = (
     BadGguf,
     BadGenerationConfig,
     BadIdentityFile,
+    CannotRename,
     NoUseForParser,
     NoTracing,
     PortInUse,

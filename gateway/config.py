@@ -54,6 +54,7 @@ class GatewayConfig:
     grpc_port: int = DEFAULT_GRPC_PORT
     served_model_name: str | None = None
     chat_template: Path | None = None  # None: the model's
+    text_contents: bool = False  # no content of a conversation becomes a token of control
     generation_config: str = AUTO_DEFAULTS
     api_key: str | None = None
     cors_origins: tuple[str, ...] = ()
@@ -310,6 +311,11 @@ def _add_model_files(parser: argparse.ArgumentParser) -> None:
         type=Path,
         metavar="FILE",
         help="Jinja template of chats (default: the model's own)",
+    )
+    parser.add_argument(
+        "--text-contents",
+        action="store_true",
+        help="encode the contents of chats as text: what spells a special token there is none",
     )
     parser.add_argument(
         "--generation-config",

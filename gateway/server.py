@@ -14,7 +14,7 @@ import uvicorn
 from fastapi import FastAPI
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from gateway.chat.answer import choose
+from gateway.chat.answer import ChatFormat, choose
 from gateway.config import GatewayConfig
 from gateway.edge.body_guard import body_budget
 from gateway.edge.clients import OpenRequests
@@ -94,22 +94,29 @@ class ListenPorts:
     grpc: int
 
 
+def _for_chats(config: GatewayConfig, tokenizer: Tokenizer) -> tuple[Tokenizer, ChatFormat]:
+    """The tokenizer as the options want chats to be rendered, and the formats of the answers."""
+    if config.text_contents:
+        tokenizer = tokenizer.with_text_contents()
+    parsers = config.tool_call_parser, config.reasoning_parser
+    chat_format = choose(tokenizer.template, *parsers, *tokenizer.markers())
+    if chat_format.tells_in_words:
+        tokenizer = tokenizer.with_tools_in_words()
+    return tokenizer, chat_format
+
+
 class Gateway:
     """One gateway: call start(), then stop()."""
 
     def __init__(self, config: GatewayConfig, tokenizer: Tokenizer) -> None:
         self._config = config
-        tokenizer = tokenizer.limited(config.edge.texts)
+        tokenizer, chat_format = _for_chats(config, tokenizer.limited(config.edge.texts))
         fd, row = config.metrics_fd, config.metrics_row
         self._counters = GatewayCounters(None if fd is None else SharedMemory(fd, row))
         self._background = BackgroundResponses()
         self._channel, self._link = self._open_link()
         served_name = config.served_model_name
         self._readiness = ReadinessWatch(self._channel, self._link, tokenizer, served_name)
-        parsers = config.tool_call_parser, config.reasoning_parser
-        chat_format = choose(tokenizer.template, *parsers, *tokenizer.markers())
-        if tokenizer.template is not None and chat_format.tells_in_words:
-            tokenizer.template.tell_tools_in_words()
         self._pipeline = Pipeline(
             tokenizer,
             self._link,

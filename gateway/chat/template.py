@@ -4,6 +4,7 @@ Templates are Jinja as in Hugging Face folders, with the same whitespace rules, 
 functions, in a sandbox: they come with the model, but messages come from untrusted clients.
 """
 
+import copy
 import json
 from collections.abc import Mapping
 from datetime import datetime
@@ -16,6 +17,7 @@ from jinja2.nodes import Node
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from gateway.chat.breaks import Breaks, mended
 from gateway.chat.conversation import (
     Conversation,
     Message,
@@ -90,6 +92,7 @@ class ChatTemplate:
         self._variables = _variables(environment, source)
         self._tools_variables = _variables(environment, self.tools_source)
         self._tells_in_words = not self.takes_tools
+        self._breaks: Breaks | None = None
         self._own_names = OWN_NAMES | environment.globals.keys() | self.special_tokens.keys()
 
     @property
@@ -101,9 +104,17 @@ class ChatTemplate:
         """Whether the template uses a variable, with or without tools."""
         return variable in self._variables | self._tools_variables
 
-    def tell_tools_in_words(self) -> None:
-        """Has tools told in plain words, although the template renders some in its own."""
-        self._tells_in_words = True
+    def told_in_words(self) -> "ChatTemplate":
+        """The template with tools told in plain words, although it renders some in its own."""
+        told = copy.copy(self)
+        told._tells_in_words = True
+        return told
+
+    def breaking(self, breaks: Breaks) -> "ChatTemplate":
+        """The template for contents in which what spells a token of control is broken."""
+        careful = copy.copy(self)
+        careful._breaks = breaks
+        return careful
 
     def render(self, conversation: Conversation) -> str:
         """The conversation as text that ends where the assistant's answer begins.
@@ -129,20 +140,23 @@ class ChatTemplate:
         """
         template = self._with_tools if tools else self._plain
         variables = self._tools_variables if tools else self._variables
-        settings = self.special_tokens | self._settings(rendering, variables)
+        settings = self._settings(rendering, variables)
         settings["tools"] = [_tool(tool) for tool in tools] or None
         settings["add_generation_prompt"] = rendering.ends_with_generation_prompt
+        broken = _unchanged if self._breaks is None else self._breaks.broken
         partial: str | None = None
         refusal: Exception | None = None
         for form in forms(messages):
             turns = _turns(form, is_continued=rendering.continue_final_message)
             try:
-                text = template.render(messages=turns, **settings)
+                text = template.render(
+                    messages=broken(turns), **self.special_tokens, **broken(settings)
+                )
             # A template is a program: it can fail in other ways than by refusing.
             except (jinja2.TemplateError, TypeError, ValueError, LookupError, RecursionError) as e:
                 refusal = refusal or e
                 continue
-            if form.is_whole(text):
+            if form.is_whole(mended(text)):
                 return text
             partial = partial or text
         if partial is not None:
@@ -185,6 +199,10 @@ class ChatTemplate:
         elif THOUGHT in self.source:
             raise unsupported(EFFORT, "this model thinks always")
         return {}
+
+
+def _unchanged(value: Any) -> Any:
+    return value
 
 
 def _variables(environment: jinja2.Environment, source: str) -> frozenset[str]:

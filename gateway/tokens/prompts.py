@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from gateway.chat.breaks import mended
 from gateway.chat.conversation import Conversation
 from gateway.errors import invalid
 from gateway.generation import Prompt, ServedModel, Truncation, check_token_ids
@@ -48,7 +49,7 @@ async def tokenize(
             max_tokens=longest,
             max_model_len=model.max_model_len,
         )
-        tokenized = TokenizedPrompt(token_ids, text)
+        tokenized = TokenizedPrompt(token_ids, text if isinstance(prompt, str) else mended(text))
     if truncation is not None:
         tokenized = _truncated(tokenized, truncation, model.max_model_len - num_output_tokens)
     num_tokens = len(tokenized.token_ids)

@@ -12,6 +12,7 @@ import jinja2
 import tokenizers
 
 from gateway import limits
+from gateway.chat.breaks import is_broken
 from gateway.chat.conversation import Conversation
 from gateway.chat.template import ChatTemplate, find_templates, special_tokens
 from gateway.errors import ErrorKind, RequestError
@@ -21,6 +22,7 @@ from gateway.text.detokenizer import (
     Vocabulary,
     WindowDetokenizer,
 )
+from gateway.tokens.text_contents import TextContents
 from gateway.tokens.turns import DEFAULT_LIMITS, TextLimits, TextTurns
 from pagewire.gguf.files import file_in, read_file
 
@@ -61,6 +63,7 @@ class Tokenizer:
         self.sha256 = hashlib.sha256(definition).hexdigest()
         self._limits = DEFAULT_LIMITS
         self._turns = TextTurns(self._limits)
+        self._contents: TextContents | None = None  # None: contents may spell tokens of control
 
     @classmethod
     def from_folder(cls, folder: Path, chat_template: Path | None = None) -> "Tokenizer":
@@ -96,6 +99,38 @@ class Tokenizer:
         other._limits, other._turns = limits, TextTurns(limits)
         return other
 
+    def with_text_contents(self) -> "Tokenizer":
+        """The same tokenizer, to which the contents of conversations are text alone.
+
+        Tokens of control are the special ones, and others that the chat template writes. Raises
+        CannotRename.
+        """
+        other, template = copy.copy(self), self.template
+        if template is not None:
+            added = self._tokenizer.get_added_tokens_decoder()
+            written = template.source + template.tools_source
+            controls = {
+                token.content: number
+                for number, token in added.items()
+                if token.content and (token.special or token.content in written)
+            }
+            other._contents = TextContents(self.definition(), controls)
+            other.template = template.breaking(other._contents.breaks)
+        return other
+
+    def with_tools_in_words(self) -> "Tokenizer":
+        """The same tokenizer, with a template that is told of tools in plain words."""
+        other = copy.copy(self)
+        other.template = None if self.template is None else self.template.told_in_words()
+        return other
+
+    def _for_names(self, contents: TextContents) -> "Tokenizer":
+        """What encodes a text in which the template's tokens of control have names."""
+        other = copy.copy(self)
+        other._tokenizer, other._contents = contents.tokenizer, None
+        other._max_token_bytes = None  # names are longer than the tokens
+        return other
+
     async def encode(
         self,
         field: str,
@@ -111,6 +146,14 @@ class Tokenizer:
         tokenizing a megabyte to refuse it would keep a core from the requests that run. Prompts
         tell `max_model_len`, for which their text may be longer than others.
         """
+        if self._contents is not None and field == "messages" and is_broken(text):
+            return await self._for_names(self._contents).encode(
+                field,
+                self._contents.named(text),
+                add_special_tokens=add_special_tokens,
+                max_tokens=max_tokens,
+                max_model_len=max_model_len,
+            )
         self._check_length(field, len(text), max_model_len)  # it has at least as many bytes
         num_bytes = len(limits.utf8(field, text))
         if max_tokens is not None and self._max_token_bytes is not None:
@@ -175,7 +218,10 @@ class Tokenizer:
         return token_ids
 
     async def write(self, conversation: Conversation) -> str:
-        """The same as `render`; a long conversation is rendered off the event loop."""
+        """The same as `render`; a long conversation is rendered off the event loop.
+
+        With text contents it has marks, which `encode` reads and `mended` takes out.
+        """
         if conversation.num_characters <= INLINE_CHARACTERS:
             return self.render(conversation)
         work = partial(self.render, conversation)

@@ -140,7 +140,7 @@ def test_a_last_turn_can_be_gone_on_with_in_every_form() -> None:
 
 def test_a_template_with_calls_in_a_form_of_its_own_can_be_told_in_words() -> None:
     template = ChatTemplate("{{ tools | tojson }}<|action|>" + EACH + "{# system #}", {})
-    template.tell_tools_in_words()
+    template = template.told_in_words()
     called = Message("assistant", None, tool_calls=(ToolCall("a", "f", "{}"),))
     text = template.render(
         Conversation((USER, called, Message("tool", "7", tool_call_id="a")), (Tool("f"),))

@@ -66,6 +66,7 @@ PASSED = (
     Passed("log-steps", "scheduler", "log one line for each step"),
     Passed("record", "scheduler", "record every decision, for `pagewire replay`", "DIR", Path),
     Passed("chat-template", "gateway", "Jinja template of chats", "FILE", Path),
+    Passed("text-contents", "gateway", "encode the contents of chats as text"),
     Passed(
         "generation-config",
         "gateway",
