@@ -13,7 +13,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from default_model import fetch, source
 from default_model.convert import Progress, fill
 from default_model.files import damage, sync_folder
 from default_model.source import DefaultModelError, GgufSource
+from pagewire.settings.home import cache_root
 
 REVISION = 2  # of the conversion; raise it when the same source gives other files
 LOCK_TIMEOUT_S = 600.0
@@ -28,15 +29,6 @@ LOCK_TIMEOUT_S = 600.0
 
 def silent(line: str) -> None:
     """Ignores progress."""
-
-
-def cache_root(environment: Mapping[str, str]) -> Path:
-    """$PAGEWIRE_CACHE, else $XDG_CACHE_HOME/pagewire, else ~/.cache/pagewire."""
-    if environment.get("PAGEWIRE_CACHE"):
-        return Path(environment["PAGEWIRE_CACHE"])
-    if environment.get("XDG_CACHE_HOME"):
-        return Path(environment["XDG_CACHE_HOME"]) / "pagewire"
-    return Path.home() / ".cache" / "pagewire"
 
 
 def ensure(cache: Path | None = None, progress: Progress = silent, *, verify: bool = False) -> Path:

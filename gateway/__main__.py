@@ -17,6 +17,7 @@ from gateway.tokens.text_contents import CannotRename
 from gateway.tokens.tokenizer import Tokenizer, TokenizerFolderError
 from pagewire.gguf.header import BadGguf
 from pagewire.hub.download import ModelUnavailable
+from pagewire.settings import home
 from wire.aio.loop import GrpcLoop
 from wire.identity.watched import BadIdentityFile
 from wire.logs.setup import set_up_logging
@@ -38,6 +39,7 @@ COULD_NOT_START = (
 
 def main() -> int:
     """Returns the exit code: 0 after a requested stop, 1 when it could not start."""
+    home.settle()
     start_s = time.process_time()
     try:
         config = parse_args(own_start_s=start_s, on_logs=partial(set_up_logging, service="gateway"))

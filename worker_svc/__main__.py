@@ -7,6 +7,7 @@ from functools import partial
 from typing import NoReturn
 
 from pagewire.hub.download import ModelUnavailable
+from pagewire.settings import home
 from worker_svc import config
 from worker_svc.process import exit_codes
 from worker_svc.ranks import supervisor
@@ -15,6 +16,7 @@ from worker_svc.startup import precompile, preload
 
 def main(arguments: list[str]) -> int:
     """Runs a worker; returns the exit code."""
+    home.settle()
     try:
         options = config.parse(arguments)
     except ModelUnavailable as error:

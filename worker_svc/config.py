@@ -152,6 +152,9 @@ class WorkerConfig:
         if self.num_kv_blocks:
             for name, value in (("gpu_memory_utilization", share), ("kv_cache_gib", gib)):
                 _require(value is None, name, value, "left out where num_kv_blocks is given")
+            least = 1 + -(-max(1, self.max_model_len) // self.block_size)
+            blocks, wanted = self.num_kv_blocks, f"{least} or more for one sequence"
+            _require(blocks >= least, "num_kv_blocks", blocks, f"{wanted} of max_model_len tokens")
         seqs, tokens = self.max_num_seqs, self.max_num_batched_tokens
         _require(
             not seqs or not tokens or seqs <= tokens,

@@ -9,15 +9,14 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from pagewire._channel import is_local
+from pagewire.settings.home import cache_root
 
 TOKEN_BYTES = 32
 
 
 def token_path(scheduler_port: int, environ: Mapping[str, str] = os.environ) -> Path:
     """Where the token for a scheduler of this machine is."""
-    given, base = environ.get("PAGEWIRE_CACHE"), environ.get("XDG_CACHE_HOME")
-    cache = Path(given) if given else Path(base or Path.home() / ".cache") / "pagewire"
-    return cache / "peers" / f"{scheduler_port}.token"
+    return cache_root(environ) / "peers" / f"{scheduler_port}.token"
 
 
 def write_token(path: Path) -> None:

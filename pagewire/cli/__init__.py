@@ -23,13 +23,14 @@ from pagewire.cli import (
 from pagewire.cli.benchmark import bench
 from pagewire.cli.launcher import up
 from pagewire.cli.options import CommandError
-from pagewire.settings import environment, sources
+from pagewire.settings import environment, home, sources
 
 INTERRUPTED = 130  # as shells report SIGINT
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit status: 0, 1 for a failure, 2 for wrong usage."""
+    home.settle()
     options = _parse(arguments)
     try:
         return int(options.run(options))

@@ -9,10 +9,12 @@ from collections.abc import Sequence
 
 from pagewire.hub import names
 from pagewire.hub.download import ModelUnavailable, download
+from pagewire.settings import home
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit status."""
+    home.settle()
     parser = argparse.ArgumentParser(
         prog="python -m pagewire.hub",
         description="Downloads a model into the cache of huggingface_hub, and prints its folder.",

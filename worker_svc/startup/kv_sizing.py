@@ -50,9 +50,9 @@ def require_one_sequence(num_blocks: int, max_model_len: int, block_size: int) -
     needed = -(-max_model_len // block_size)
     if num_blocks - 1 < needed:
         raise CacheTooSmall(
-            f"num_blocks {num_blocks} leaves {num_blocks - 1} KV blocks of {block_size} tokens "
-            f"next to the null block, but max_model_len {max_model_len} needs {needed}: give the "
-            "cache more memory or lower max_model_len"
+            f"num_blocks {num_blocks} leaves {max(0, num_blocks - 1)} KV blocks of {block_size} "
+            f"tokens next to the null block, but max_model_len {max_model_len} needs {needed}: "
+            "give the cache more memory or lower max_model_len"
         )
 
 

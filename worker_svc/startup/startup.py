@@ -23,13 +23,21 @@ from worker_svc.device.device import (
 )
 from worker_svc.models import DUMMY, Decoder, load_model
 from worker_svc.models import config as model_config
+from worker_svc.models.config import ModelConfig
 from worker_svc.parallel.group import ALONE, Group, device_of
 from worker_svc.protocol.step import Limits
 from worker_svc.quantization import registry
 from worker_svc.runner.eager_runner import EagerRunner
 from worker_svc.runner.model_runner import ModelRunner
 from worker_svc.sampling.grammars import Grammars
-from worker_svc.startup import draft_model, key_offsets, kv_scales, kv_sizing, precompile
+from worker_svc.startup import (
+    draft_model,
+    early_sizing,
+    key_offsets,
+    kv_scales,
+    kv_sizing,
+    precompile,
+)
 from worker_svc.startup.description import TOKENIZER, Description, ModelFacts, facts_of
 from worker_svc.startup.draft_model import LoadedDraft
 from worker_svc.startup.precompile import Precompile
@@ -88,6 +96,7 @@ def load(
     asked = config.kv_cache_dtype
     kv_dtype = resolve_kv_dtype((stored or asked) if asked == "auto" else asked, dtype, device)
     candidates = _candidates(config, device, dtype, kv_dtype, shape.head_dim)
+    _require_room(config, shape, kv_dtype, device, max_model_len)
     log.info("loading %s as %s on %s", folder, _name(dtype), device)
     helpers = (
         _compiling(config, folder, dtype_name, device, group, compiling),
@@ -112,6 +121,23 @@ def load(
     draft = draft_model.load(config, facts, decoder) if config.draft_model else None
     running = tuple(helper for helper in helpers if helper is not None)
     return LoadedModel(decoder, facts, dtype, device, folder, running, candidates, draft)
+
+
+def _require_room(
+    config: WorkerConfig,
+    shape: ModelConfig,
+    kv_dtype: torch.dtype,
+    device: torch.device,
+    max_model_len: int,
+) -> None:
+    """Raises CacheTooSmall; not where a call of InitializeCache will say how many blocks."""
+    if config.model is None:
+        return
+    models = [shape]
+    if config.draft_model is not None:
+        models.append(model_config.load(config.draft_model, config.ignore_config_keys))
+    limits = shape_limits(config, device.type, max_model_len, shape.vocab_size)
+    early_sizing.require_room(config, models, kv_dtype, device, limits)
 
 
 def _compiling(

@@ -5,8 +5,9 @@
 The process at the other end of stdin owns the command: when that end closes, on purpose or because
 the owner was killed, the command gets SIGTERM and, after the grace period, SIGKILL. The owner may
 write d to send SIGTERM and k to send SIGKILL. What the command has started never outlives it: on
-Linux the guard adopts its orphans, and kills them with its process group. It is started by path and
-uses the standard library only, to start quickly.
+Linux the guard adopts its orphans, and kills them with its process group. The end of its owner
+wakes a guard that is stopped. It is started by path and uses the standard library only, to start
+quickly.
 """
 
 import ctypes
@@ -58,9 +59,10 @@ class Child:
         return code if code >= 0 else 128 - code
 
     def send(self, number: signal.Signals) -> None:
-        """Sends it a signal. It is not reaped elsewhere, so the id is still its own."""
+        """Sends it a signal, and wakes it. It is not reaped elsewhere, so the id is its own."""
         if self.is_running():
             os.kill(self.pid, number)
+            os.kill(self.pid, signal.SIGCONT)  # what is stopped would not hear of it
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -71,6 +73,7 @@ def main(arguments: Sequence[str]) -> int:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: os.write(request_stop, b"x"))
     prctl(PR_SET_CHILD_SUBREAPER, 1)
+    prctl(PR_SET_PDEATHSIG, signal.SIGCONT)
     child = Child(command)
     while child.is_running():
         readable = select.select([sys.stdin, stop_requested], [], [], POLL_S)[0]
@@ -107,7 +110,7 @@ def clean_up(group: int) -> None:
     deadline_s = time.monotonic() + CLEAN_UP_S
     signal_all([-group])
     while time.monotonic() < deadline_s:
-        signal_all(children())
+        signal_all(children(os.getpid()))
         try:
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
@@ -127,14 +130,41 @@ def signal_all(pids: Iterable[int]) -> None:
             pass  # macOS's error for a group of zombies
 
 
-def children() -> list[int]:
-    """The children of this process, where the kernel lists them."""
-    guard = os.getpid()
+def kill_descendants(guard: int) -> None:
+    """Kills all that a guard has started, in its stead; it lives on, so none of them is lost."""
+    deadline_s = time.monotonic() + CLEAN_UP_S
+    while time.monotonic() < deadline_s and (found := living_descendants(guard)):
+        signal_all(found)
+        time.sleep(POLL_S)
+
+
+def living_descendants(pid: int) -> list[int]:
+    """The children of a process and theirs that have not ended, where the kernel lists them."""
+    found = []
+    for child in children(pid):
+        found += [child] * (not has_ended(child))
+        found += living_descendants(child)
+    return found
+
+
+def has_ended(pid: int) -> bool:
+    """Whether a process is gone, or waits to be reaped."""
     try:
-        listed = Path(f"/proc/{guard}/task/{guard}/children").read_text()
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
-        return []
-    return [int(pid) for pid in listed.split()]
+        return True
+    return state in ("Z", "X")
+
+
+def children(pid: int) -> list[int]:
+    """The children of a process, of all its threads, where the kernel lists them."""
+    listed = []
+    for thread in Path(f"/proc/{pid}/task").glob("*/children"):
+        try:
+            listed += thread.read_text().split()
+        except OSError:
+            continue
+    return [int(child) for child in listed]
 
 
 def prctl(option: int, value: int) -> None:

@@ -9,6 +9,7 @@ service; so does the end of this process, in any way.
 
 import contextlib
 import json
+import os
 import re
 import signal
 import subprocess
@@ -24,6 +25,7 @@ from pagewire.cli.launcher.services import ServiceSpec
 from pagewire.cli.options import CommandError
 
 GRACE_S = 10.0
+LOG_FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT
 TAIL_LINES = 20
 POLL_S = 0.1
 REFUSALS = (1, 2)  # statuses of a service that cannot start, and says why in its log
@@ -44,7 +46,8 @@ class Service:
         self._checkout = checkout
         self.log_path = log_path
         command = [sys.executable, "-u", "-m", spec.module, *spec.arguments]
-        with log_path.open("ab") as log:
+        # Logs name callers and files: they are for the user alone.
+        with os.fdopen(os.open(log_path, LOG_FLAGS, 0o600), "ab") as log:
             self._guard = subprocess.Popen(
                 [sys.executable, "-S", "-E", guard.__file__, str(GRACE_S), *command],
                 stdin=subprocess.PIPE,
@@ -110,10 +113,16 @@ class Service:
         self._tell(guard.KILL)
 
     def kill_guard(self) -> None:
-        """Ends a service whose guard does not listen; the kernel kills one with the other."""
+        """Ends a service whose guard does not listen, and all that it has started."""
+        guard.kill_descendants(self._guard.pid)
         self._guard.kill()
 
+    def _wake_guard(self) -> None:
+        """A guard that is stopped does nothing of what it is told, and keeps the service."""
+        self._guard.send_signal(signal.SIGCONT)
+
     def _tell(self, message: bytes) -> None:
+        self._wake_guard()
         if self._guard.stdin is not None and not self._guard.stdin.closed:
             with contextlib.suppress(BrokenPipeError):
                 self._guard.stdin.write(message)
@@ -121,16 +130,17 @@ class Service:
 
     def release(self) -> None:
         """Makes its guard end it; does not wait."""
+        self._wake_guard()
         if self._guard.stdin is not None:
             with contextlib.suppress(BrokenPipeError):
                 self._guard.stdin.close()
 
     def wait(self, deadline: float) -> None:
-        """Waits until it has ended; a guard that runs past the deadline is killed."""
+        """Waits until it has ended; past the deadline it is killed with all it has started."""
         try:
             self._guard.wait(timeout=max(0.0, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
-            self._guard.kill()
+            self.kill_guard()
             self._guard.wait()
 
 

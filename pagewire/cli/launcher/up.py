@@ -185,7 +185,7 @@ def _gateway_processes(given: Sequence[str]) -> tuple[str, ...]:
 
 def _log_folder(given: Path | None, journal: Journal) -> Path:
     folder = given.resolve() if given else Path(tempfile.mkdtemp(prefix="pagewire-"))
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     journal.done("logs", str(folder))
     return folder
 

@@ -3,6 +3,7 @@
 import os
 import signal
 import socket
+import stat
 import time
 from pathlib import Path
 
@@ -127,6 +128,46 @@ def test_killing_up_itself_takes_the_services_along(up):
     up.wait_for(run, "Chat")
     run.kill()
     assert_gone(up.pids())
+
+
+def guard_of(up, name: str) -> int:
+    """The process between `pagewire up` and a service."""
+    stat = Path(f"/proc/{up.note(name)['pids'][0]}/stat").read_text()
+    return int(stat.rpartition(")")[2].split()[1])
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_stopped_guard_keeps_no_service(up, number):
+    """A worker that lives on would keep its GPU's memory."""
+    run = up.start("--no-sample")
+    up.wait_for(run, "Ctrl-C")
+    for name in NAMES:
+        os.kill(guard_of(up, name), signal.SIGSTOP)
+    run.send_signal(number)
+    run.wait(patience(30))
+    assert_gone(up.pids())
+
+
+def test_a_stopped_service_does_not_hold_up_the_end(up):
+    run = up.start("--no-sample", "--drain-timeout-s", "0", "--hang-timeout-s", "1")
+    up.wait_for(run, "Ctrl-C")
+    os.kill(up.note("worker")["pids"][0], signal.SIGSTOP)
+    run.terminate()
+    run.wait(patience(40))
+    assert_gone(up.pids())
+
+
+def test_logs_are_for_the_user_alone(up):
+    before = os.umask(0o022)
+    try:
+        status, _, err = up.finish("--once")
+    finally:
+        os.umask(before)
+    assert status == 0, err
+    logs = up.folder / "logs"
+    files = [logs / f"{name}.log" for name in NAMES]
+    modes = [stat.S_IMODE(path.stat().st_mode) for path in (logs, *files)]
+    assert modes == [0o700, 0o600, 0o600, 0o600]
 
 
 def test_a_service_that_cannot_start_is_named_with_its_last_words(up):

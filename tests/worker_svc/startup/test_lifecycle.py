@@ -264,6 +264,26 @@ def test_a_process_whose_model_cannot_be_loaded_says_why_and_exits_with_1(
     assert "Traceback" not in text
 
 
+@pytest.mark.parametrize(
+    "size", [("--num-kv-blocks", "9"), ("--kv-cache-gib", "0.00001"), ("--draft-model",)]
+)
+def test_a_cache_that_cannot_hold_one_sequence_is_told_before_weights_are_read(
+    size: tuple[str, ...], start_process: Process, llama_folder: Path, tmp_path: Path
+) -> None:
+    """The model's own length is the longest sequence; there are no weights here to be read."""
+    folder = tmp_path / "model"
+    shutil.copytree(llama_folder, folder, ignore=shutil.ignore_patterns("*.safetensors"))
+    if size == ("--draft-model",):  # there is room for the blocks of one model
+        one = 17 * 2 * 2 * 16 * 2 * 16 * 4 / (1 << 30)
+        size = (*size, str(folder), "--kv-cache-gib", str(1.5 * one), "--dtype", "float32")
+    options = ("--model", str(folder), "--port", "0", "--device", "cpu")
+    process = start_process(*options, *size)
+    assert process.wait(TIMEOUT_S) == 1
+    text = process.log_path.read_text()
+    assert "max_model_len 256 needs 16" in text and "reading weights" not in text
+    assert "Traceback" not in text
+
+
 def test_a_folder_that_is_not_there_is_refused_before_anything_starts(
     start_process: Process, tmp_path: Path
 ) -> None:

@@ -27,6 +27,8 @@ from worker_svc.startup import startup
         ),
         (["--device", "cpu", "--gemm-algorithms", "torch"], "gemm_algorithms: torch needs"),
         (["--device", "cpu", "--attention-backend", "triton"], "attention_backend: triton needs"),
+        (["--num-kv-blocks", "1"], "num_kv_blocks: 1 must be 2 or more"),
+        (["--num-kv-blocks", "9", "--max-model-len", "129"], "num_kv_blocks: 9 must be 10 or"),
         (["--num-kv-blocks", "9", "--kv-cache-gib", "2"], "kv_cache_gib: 2.0 must be left out"),
         (
             ["--num-kv-blocks", "9", "--gpu-memory-utilization", "0.5"],

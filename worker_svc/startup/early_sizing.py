@@ -1,0 +1,64 @@
+"""Whether a cache can hold one sequence, told before minutes go into reading weights."""
+
+from collections.abc import Sequence
+
+import torch
+
+from worker_svc.attention.kv_cache import block_bytes
+from worker_svc.config import GPU_MEMORY_UTILIZATION, WorkerConfig
+from worker_svc.models.config import ModelConfig
+from worker_svc.models.sharding import Sharding
+from worker_svc.protocol.step import Limits
+from worker_svc.startup import kv_sizing
+from worker_svc.startup.kv_sizing import CudaMemory
+
+
+def require_room(
+    config: WorkerConfig,
+    models: Sequence[ModelConfig],
+    kv_dtype: torch.dtype,
+    device: torch.device,
+    limits: Limits,
+) -> None:
+    """Raises CacheTooSmall if one sequence would not fit even if the weights took no memory.
+
+    `models` are the one that is served, and one that drafts for it.
+    """
+    num_blocks = config.num_kv_blocks or _most_blocks(config, models, kv_dtype, device, limits)
+    kv_sizing.require_one_sequence(num_blocks, limits.max_model_len, config.block_size)
+
+
+def bytes_of_a_block(
+    config: WorkerConfig, models: Sequence[ModelConfig], kv_dtype: torch.dtype
+) -> int:
+    """Of one rank; the blocks of all models have the same ids."""
+    shards = [Sharding(model, 0, config.tensor_parallel_size).config for model in models]
+    return sum(
+        block_bytes(
+            num_layers=shard.num_layers,
+            block_size=config.block_size,
+            num_kv_heads=shard.num_kv_heads,
+            head_dim=shard.head_dim,
+            dtype=kv_dtype,
+        )
+        for shard in shards
+    )
+
+
+def _most_blocks(
+    config: WorkerConfig,
+    models: Sequence[ModelConfig],
+    kv_dtype: torch.dtype,
+    device: torch.device,
+    limits: Limits,
+) -> int:
+    size_bytes = bytes_of_a_block(config, models, kv_dtype)
+    if device.type == "cpu":
+        gib = config.kv_cache_gib
+        cache_bytes = None if gib is None else int(gib * kv_sizing.GIB)
+        size_bytes *= config.tensor_parallel_size  # one memory holds the caches of all ranks
+        return kv_sizing.num_blocks_on_cpu(cache_bytes, size_bytes, limits)
+    free, total = torch.cuda.mem_get_info(device)
+    memory = CudaMemory(total=total, used=total - free, peak=0, current=0)
+    utilization = config.gpu_memory_utilization or GPU_MEMORY_UTILIZATION
+    return kv_sizing.num_blocks_on_cuda(memory, utilization, size_bytes)
