@@ -14,12 +14,12 @@ from gateway.structure import json_schema
 from gateway.structure.calls import ANY_TEXT, CallsInAnswer, Inner, without
 from gateway.structure.keywords import NOTES, is_vendor, join
 from gateway.structure.plain_text import ANY, PlainText, plain_text
+from gateway.structure.references import DEFINITIONS, followed
 from gateway.structure.structure import JsonSchema
 
 MAX_KEY_CHARACTERS = 128
 # What a schema of arguments may say of the object as a whole.
 _OF_OBJECTS = frozenset({"type", "properties", "required", "additionalProperties"})
-_DEFINITIONS = ("$defs", "definitions")
 _SPACE = r"[\s\x1c-\x1f\x85]*"  # what Python strips
 _NULL = rf"{_SPACE}(null|None){_SPACE}"
 
@@ -67,6 +67,7 @@ class _Arguments:
         given = {} if schema.schema is True else schema.schema
         try:
             json_schema.check(given, schema.place, is_loose=schema.is_loose)
+            given = followed(given)
             parts = [*self._properties(given, schema)]
             if parts or given.get("additionalProperties") is False:
                 return " ".join(parts)
@@ -80,7 +81,7 @@ class _Arguments:
         """What matches each argument that the schema lists."""
         _check_object(given, schema.place)
         properties, required = given.get("properties", {}), given.get("required", [])
-        shared = {key: given[key] for key in _DEFINITIONS if key in given}
+        shared = {key: given[key] for key in DEFINITIONS if key in given}
         for name in dict.fromkeys([*properties, *required]):
             place = join(f"{schema.place}.properties", name)
             argument = f"{self._key(name, place)} {self._value(given, shared, name, schema)} GAP?"
@@ -157,7 +158,7 @@ class _Arguments:
 def _check_object(schema: Mapping[str, Any], place: str) -> None:
     """Raises RequestError for what cannot be told argument by argument."""
     for keyword, value in schema.items():
-        if keyword in NOTES or keyword in _DEFINITIONS or is_vendor(keyword):
+        if keyword in NOTES or keyword in DEFINITIONS or is_vendor(keyword):
             continue
         types = value if isinstance(value, list) else [value]
         if keyword not in _OF_OBJECTS or (keyword == "type" and "object" not in types):

@@ -8,6 +8,7 @@ import pytest
 
 from gateway.chat.conversation import Conversation, Message, Rendering, Tool
 from gateway.errors import RequestError
+from gateway.structure.calls import CallsInAnswer
 from gateway.structure.structure import JsonSchema
 from tests.gateway.structure.test_call_walks import parse, setting
 from wire.grammar import new_matcher
@@ -165,6 +166,45 @@ def test_a_form_alone_comes_in_its_channel_and_is_read_whole() -> None:
     assert (answer.reasoning, answer.content) == ("Hm {}", '{"a": 1, "b": "<|end|>"}')
     goes_on = replace(chat, rendering=Rendering(continue_final_message=True))
     assert where.chat_format.structure(goes_on, FORM) is FORM
+
+
+DEFINED: Any = {
+    "$defs": {
+        "A": {"$ref": "#/$defs/B"},
+        "B": {
+            "type": "object",
+            "properties": {"days": {"$ref": "#/$defs/N"}, "city": {"type": "string"}},
+            "required": ["days"],
+            "additionalProperties": False,
+        },
+        "N": {"type": "integer"},
+    }
+}
+
+
+@pytest.mark.parametrize("top", [{"$ref": "#/$defs/A"}, {"allOf": [{"$ref": "#/$defs/B"}]}])
+def test_arguments_are_found_where_a_schema_is_a_reference(top: Any) -> None:
+    chat = replace(CHAT, tools=(Tool("look", None, top | DEFINED, True),))
+    text = tagged(days="5", city="</paramete")
+    assert accepts("qwen3_coder", text, chat=chat)
+    for refused in (tagged(city="a"), tagged(days="x"), tagged(days="5", other="a")):
+        assert not accepts("qwen3_coder", refused, chat=chat)
+    where = setting("qwen3_coder", True)
+    structure = where.chat_format.structure(chat, None)
+    assert isinstance(structure, CallsInAnswer)
+    (call,) = parse(where.chat_format, chat, structure, [text]).tool_calls
+    assert json.loads(call.arguments) == {"days": 5, "city": "</paramete"}
+
+
+def test_text_under_a_grammar_ends_with_its_own_tag_alone() -> None:
+    where = setting("qwen3_coder", True)
+    structure = where.chat_format.structure(CHAT, None)
+    assert isinstance(structure, CallsInAnswer)
+    any_text = "a\n<parameter=b>\nx\n</function>\n</tool_call>"
+    text = tagged(c=any_text).replace("look", "any")
+    assert accepts("qwen3_coder", text, has_tokens=False)
+    (call,) = parse(where.chat_format, CHAT, structure, [text]).tool_calls
+    assert json.loads(call.arguments) == {"c": any_text}
 
 
 UNWRITABLE: list[tuple[str, Tool, str]] = [
