@@ -50,6 +50,7 @@ from wire.identity.options import is_loopback
 from wire.identity.peers import peer_opener
 from wire.metrics.grpc_calls import AioCallCounter
 from wire.metrics.port import MetricsPort, on_loop
+from wire.open_streams import AioOpenStreams
 from wire.requests.check import RequestCheck
 from wire.server import CHANNEL_OPTIONS, SERVER_OPTIONS, PortInUse, add_reflection, bind
 from wire.stop_signals import stop_signals
@@ -190,7 +191,7 @@ class Gateway:
         if access is not None:
             interceptors.append(AioAccessInterceptor(access))
         interceptors.append(CallLimit(opened, self.bodies))
-        interceptors.append(RequestCheck())
+        interceptors += [AioOpenStreams(), RequestCheck()]
         interceptors.append(SlowReaders(self._config.edge.write_timeout_s))
         # If an option is given twice, gRPC uses the first.
         reuseport = ("grpc.so_reuseport", int(self._config.share_ports))

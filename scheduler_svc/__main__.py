@@ -37,6 +37,7 @@ from wire.identity.watched import BadIdentityFile
 from wire.logs.setup import set_up_logging
 from wire.metrics.grpc_calls import AioCallCounter, CallCounts
 from wire.metrics.port import MetricsPort, on_loop
+from wire.open_streams import AioOpenStreams
 from wire.requests.check import RequestCheck
 from wire.server import SERVER_OPTIONS, PortInUse, add_reflection, bind
 from wire.stop_signals import stop_signals
@@ -152,7 +153,7 @@ def _servers(
     ]
     if access is not None:
         interceptors.append(AioAccessInterceptor(access))
-    interceptors.append(RequestCheck())
+    interceptors += [AioOpenStreams(), RequestCheck()]
     server = aio_server(SERVER_OPTIONS, interceptors)
     add_to_server(service, server)
     debug_pb2_grpc.add_DebugServiceServicer_to_server(DebugService(engine), server)

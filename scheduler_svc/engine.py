@@ -247,6 +247,7 @@ class Engine:
                 self._served,
                 self._on_readiness,
                 named if server_name else self._open_channel,
+                lambda: self.is_ready,
             )
             self.groups.append(group)
         group.source = source
@@ -299,6 +300,8 @@ class Engine:
         for place in places:
             if place.group.is_open or not place.core.num_waiting:
                 continue
+            if place.group.verdict.is_open:
+                continue  # soon: what its requests are to blame for goes with them
             if place.core.view.is_worker_away:
                 move_all(place, targets, now_s)
             elif place.group.why_drained:

@@ -36,7 +36,9 @@ from scheduler_svc.worker.link import (
 from scheduler_svc.worker.pace import Pace
 from scheduler_svc.worker.served import Served, WrongWorker
 from scheduler_svc.worker.state_check import StateCheck
-from scheduler_svc.worker.watch import TICK_S
+from scheduler_svc.worker.verdict import LossVerdict
+from scheduler_svc.worker.watching import is_drained, watch_over
+from wire.deaths import PeerLoss
 
 logger = logging.getLogger(__name__)
 
@@ -56,6 +58,7 @@ class WorkerGroup:
         served: Served,
         on_readiness: Callable[[], None],
         open_channel: OpenChannel = open_channel,
+        has_others: Callable[[], bool] = lambda: False,
     ) -> None:
         self.address = address
         self.core: Scheduler | None = None
@@ -84,6 +87,7 @@ class WorkerGroup:
         self._link: WorkerLink | None = None
         self._containment = Containment()
         self._broken: CoreBroken | None = None
+        self.verdict = LossVerdict(has_others)
         self._incarnation = 0
         self._claimed_epoch = 0  # perhaps taken by the worker, though unanswered
         self._left = asyncio.Event()  # set when it is dismissed
@@ -164,7 +168,7 @@ class WorkerGroup:
         except CoreBroken as broken:
             self._broken = broken
         if self._link is not None:  # the worker's slots are those of another state
-            self._link.lose("the scheduler begins anew after an exception", is_death=False)
+            self._link.lose("the scheduler begins anew after an exception")
 
     async def run(self) -> None:
         """Attaches, serves and recovers until cancelled, or dismissed and drained.
@@ -178,6 +182,8 @@ class WorkerGroup:
                 try:
                     link = await self._attach()
                 except LinkLost as error:
+                    if self.verdict.is_death_by(error):
+                        self._conclude(is_death=True)
                     self._served.release(self.address)
                     self._set_ready(False, str(error))
                     num_failures += 1
@@ -187,7 +193,7 @@ class WorkerGroup:
                 try:
                     await self._serve(link)
                 except LinkLost as error:
-                    self._recover(str(error), error.is_death)
+                    self._recover(str(error), error.loss)
                 except FencedOut:
                     raise
                 except Exception as error:
@@ -200,6 +206,8 @@ class WorkerGroup:
             if self._broken is not None:
                 raise self._broken
         finally:
+            if self.verdict.is_open:
+                self._conclude(is_death=True)
             self._served.release(self.address)
             self._set_ready(False, self.why_drained or "the scheduler is stopping")
             await self.worker.close()
@@ -248,6 +256,8 @@ class WorkerGroup:
         """
         answer = await self.worker.describe()
         seen, found, term = int(answer.epoch), answer.description.incarnation, self._served.term
+        if self.verdict.is_open:
+            self._conclude(is_death=not found or found != self._incarnation)
         ours = max(self.epoch, self._claimed_epoch, self._served.epoch_of(found))
         is_same = found in (0, self._incarnation) or self._served.epoch_of(found)
         if seen > ours and ((self.epoch and is_same) or (term and seen >= term)):
@@ -296,34 +306,20 @@ class WorkerGroup:
         core = self.core
         assert core is not None
         self._link = link
-        watching = asyncio.create_task(self._watch(link, core))
+        lets_go = partial(self._lets_go, link, core)
+        watch = watch_over(link, core, self.pace, self._config.step_timeout_s, lets_go)
+        watching = asyncio.create_task(watch)
         try:
             await self._step_by_step(link, core)
         finally:
             watching.cancel()
 
-    async def _watch(self, link: WorkerLink, core: Scheduler) -> None:
-        """Loses the link when the worker is silent or takes too long for a step."""
-        before_s = time.monotonic()
-        while True:
-            await asyncio.sleep(TICK_S)
-            now_s = time.monotonic()
-            elapsed_s, before_s = now_s - before_s, now_s
-            oldest = core.oldest_in_flight
-            step_s = link.watch.step_s(oldest.step_id if oldest else None, elapsed_s)
-            why = link.watch.tick(elapsed_s)
-            if oldest is not None and step_s > self._config.step_timeout_s:
-                limit_s = self.pace.timeout_s(oldest, self._config.step_timeout_s)
-                if step_s > limit_s:
-                    self.pace.gave_up(oldest, step_s)
-                    why = f"no answer to step {oldest.step_id} within {limit_s:.1f} s"
-            if why:
-                link.lose(why)
-                return
-            if self.why_drained and _is_drained(core):
-                self._is_let_go = True
-                link.lose(self.why_drained, is_death=False)
-                return
+    def _lets_go(self, link: WorkerLink, core: Scheduler) -> bool:
+        """Closes the link of a drained worker; returns whether it did."""
+        self._is_let_go = bool(self.why_drained) and is_drained(core)
+        if self._is_let_go:
+            link.lose(self.why_drained)
+        return self._is_let_go
 
     async def _step_by_step(self, link: WorkerLink, core: Scheduler) -> None:
         plain = Stepping(self._config, core, link, self._clients, self.trace, self.pace)
@@ -363,25 +359,36 @@ class WorkerGroup:
             await link.receive()
             raise LinkLost("the worker answered a step that was not sent")
 
-    def _recover(self, why: str, is_death: bool) -> None:
+    def _recover(self, why: str, loss: PeerLoss) -> None:
         """Returns running requests to the queue; ends those that lost worker after worker."""
         core = self.core
         assert core is not None
         if self._broken is not None:
             return
+        core.now_s = time.monotonic()
+        num_ran = core.worker_lost()
         if self._is_let_go:
             logger.info("worker %s is drained", self.address)
-            core.now_s = time.monotonic()
-            core.worker_lost()
             self._set_ready(False, why)
             return
-        logger.warning("worker lost, %d requests will be recomputed: %s", core.num_running, why)
+        logger.warning("worker lost, %d requests will be recomputed: %s", num_ran, why)
         self.why_lost = why
         self.num_recoveries += 1
-        core.now_s = time.monotonic()
-        core.worker_lost(is_death=is_death)
-        self._clients.tell_ends(core.give_up(why))
+        self.verdict.begin(why)
+        if loss is not PeerLoss.UNCLEAR:
+            self._conclude(loss is PeerLoss.DEATH, has_refused=loss is PeerLoss.OWN_END)
         self._set_ready(False, why)
+
+    def _conclude(self, is_death: bool, *, has_refused: bool = False) -> None:
+        """Blames the requests that the lost worker computed, or nothing if it was the link."""
+        assert self.core is not None
+        why = self.verdict.why_lost
+        self.verdict.end()
+        self.core.now_s = time.monotonic()
+        if is_death or has_refused:
+            self.core.judge_loss(is_death)
+        self._clients.tell_ends(self.core.give_up(why))
+        self._on_readiness()
 
     def _set_ready(self, is_ready: bool, reason: str) -> None:
         if reason and reason != self.reason:
@@ -389,10 +396,3 @@ class WorkerGroup:
         has_changed, self.is_ready, self.reason = is_ready != self.is_ready, is_ready, reason
         if has_changed:
             self._on_readiness()
-
-
-def _is_drained(core: Scheduler) -> bool:
-    """Whether no sequence runs, or has run and waits to go on here."""
-    if core.num_running or core.num_in_flight or core.is_cutting:
-        return False
-    return not any(sequence.has_run for sequence in core.live())

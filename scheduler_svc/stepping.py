@@ -30,6 +30,7 @@ from scheduler_svc.worker.link import Answer, LinkLost, WorkerLink
 from scheduler_svc.worker.pace import Pace
 from scheduler_svc.worker.state_check import StateCheck, StateDiffers
 from wire.columns import BadColumn
+from wire.deaths import PeerLoss
 from wire.logprobs import LogprobColumns
 from wire.prompt_outputs import PromptOutput
 
@@ -111,9 +112,12 @@ class Stepping:
             self._update(answer)
         except (BadColumn, OutOfStep, StateDiffers) as error:
             # The core is unchanged: recovery repeats everything since.
-            if isinstance(answer, worker_pb2.ModelRunnerOutput):
-                raise LinkLost(f"step {answer.step_id}: {error}") from error
-            raise LinkLost(str(error)) from error
+            step = (
+                f"step {answer.step_id}: "
+                if isinstance(answer, worker_pb2.ModelRunnerOutput)
+                else ""
+            )
+            raise LinkLost(f"{step}{error}", self._link.loss_by_answer) from error
         return True
 
     def _next_steps(self) -> tuple[StepPlan, ...]:
@@ -135,7 +139,7 @@ class Stepping:
 
     def _update(self, output: worker_pb2.ModelRunnerOutput) -> None:
         if output.error:
-            raise LinkLost(f"step {output.step_id} failed: {output.error}", is_death=True)
+            raise LinkLost(f"step {output.step_id} failed: {output.error}", PeerLoss.DEATH)
         oldest = self._core.oldest_in_flight
         if oldest is None or oldest.step_id != output.step_id:  # before comparing its state
             expected = "none" if oldest is None else oldest.step_id

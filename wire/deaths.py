@@ -35,20 +35,25 @@ def is_death(error: BaseException) -> bool:
 class PeerLoss(Enum):
     """What the end of a stream says of the process at its other end."""
 
+    DEATH = "death"  # it hangs, or it says that it failed
     UNCLEAR = "unclear"  # it died, or the connection was lost: its next answer tells
     HARMLESS = "harmless"  # it was asked to end, was never reached, or a frame was lost on the way
     OWN_END = "own end"  # it lives, and ended the stream by itself: it may do so again
 
 
-_OWN_ENDS = (
-    grpc.StatusCode.INVALID_ARGUMENT,
-    grpc.StatusCode.INTERNAL,
-    grpc.StatusCode.UNKNOWN,  # an exception in its handler
-)
+# Trailing metadata of a status that a handler chose for an error of its own. Without it INTERNAL is
+# gRPC's word for a connection that broke under a write.
+OWN_END = (("pagewire-own-end", "1"),)
+_UNHANDLED = ("Unexpected", "Exception calling application")  # gRPC's words for our exceptions
 
 
 def loss_of(error: grpc.aio.AioRpcError) -> PeerLoss:
     """What became of the peer of a stream that broke."""
-    if error.code() in _OWN_ENDS:
+    code, details = error.code(), error.details() or ""
+    is_unhandled = code is grpc.StatusCode.UNKNOWN and details.startswith(_UNHANDLED)
+    is_told = tuple(OWN_END[0]) in {tuple(pair) for pair in error.trailing_metadata() or ()}
+    if code is grpc.StatusCode.INVALID_ARGUMENT or is_unhandled or is_told:
         return PeerLoss.OWN_END
-    return PeerLoss.UNCLEAR if is_death(error) else PeerLoss.HARMLESS
+    if code is grpc.StatusCode.INTERNAL or is_death(error):
+        return PeerLoss.UNCLEAR
+    return PeerLoss.HARMLESS

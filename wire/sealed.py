@@ -39,12 +39,17 @@ class Sealer:
     def seal(self, frame: bytes) -> bytes:
         """The frame with its place and its checksum."""
         self._num_sealed = (self._num_sealed + 1) % _WRAP
-        placed = frame + _PLACE.pack(_SEQUENCE_KEY, self._num_sealed)
-        return placed + _SUM.pack(_CHECKSUM_KEY, crc32(placed))
+        return sealed_at(self._num_sealed, frame)
 
     def seal_message(self, message: Message) -> bytes:
         """The message as a sealed frame; a serializer of gRPC's."""
         return self.seal(message.SerializeToString())
+
+
+def sealed_at(place: int, frame: bytes) -> bytes:
+    """The frame with a place in its stream and a checksum."""
+    placed = frame + _PLACE.pack(_SEQUENCE_KEY, place)
+    return placed + _SUM.pack(_CHECKSUM_KEY, crc32(placed))
 
 
 class SealCheck:

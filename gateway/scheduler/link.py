@@ -32,6 +32,7 @@ from gateway.scheduler.convert import (
 )
 from gateway.scheduler.handover import Handover
 from gateway.scheduler.live_request import LiveRequest, Submission
+from gateway.scheduler.silence import StreamSilence
 from gateway.scheduler.submitted import note_submitted
 from gateway.scheduler.wakes import WakePace, WakeQueue
 from pagewire.v1 import scheduler_pb2, types_pb2
@@ -50,36 +51,12 @@ LOST = "lost the scheduler"
 MAX_LOSSES = 3  # schedulers in a row without a token; the request may crash them
 MOST_HELD = 4096  # new requests that wait for a scheduler
 BEAT_S = 1.0  # between messages that only say that the stream goes on
-MOST_SILENCE_S = 20.0  # of a scheduler; longer than a connection may stand still, by keepalive
 METHOD = "/pagewire.v1.SchedulerService/Session"
 NO_REQUEST = 0  # a handle; a scheduler that knows no hello refuses it under this one
 
 log = logging.getLogger("gateway.scheduler.link")
 
 Outbox = asyncio.Queue[scheduler_pb2.SessionRequest | None]  # None ends the stream
-
-
-class StreamSilence:
-    """How long nothing has come on a stream whose other side sends something each second."""
-
-    def __init__(self) -> None:
-        self._since_s = 0.0  # by ticks: time in which this process itself stood still counts little
-        self.is_over = False  # nothing came for too long
-
-    @property
-    def problem(self) -> str:
-        """What is wrong, in words."""
-        return f"nothing came for {self._since_s:.0f} s"
-
-    def tick(self, elapsed_s: float) -> bool:
-        """Advances the time; returns whether it has lasted for too long."""
-        self._since_s += elapsed_s
-        self.is_over = self._since_s > MOST_SILENCE_S
-        return self.is_over
-
-    def end(self) -> None:
-        """Something came."""
-        self._since_s = 0.0
 
 
 class SchedulerLink:

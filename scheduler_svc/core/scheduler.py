@@ -15,7 +15,7 @@ the previous result is known; results come in the order of the plans.
 from collections import deque
 from collections.abc import Iterable
 
-from scheduler_svc.core.history.losses import clear_suspects, hopeless_ends, note_loss
+from scheduler_svc.core.history.losses import LostSteps, clear_suspects, hopeless_ends
 from scheduler_svc.core.history.migration import Migration
 from scheduler_svc.core.history.output_lengths import OutputLengths
 from scheduler_svc.core.history.recent import Recent
@@ -65,7 +65,7 @@ class Scheduler:
         self._deadlines = Deadlines()
         self.migration = Migration(self.internal_state, self._live, self._deadlines)
         self._unfinished = Unfinished()  # of the call in progress
-        self._lost_at_step = 0  # last step planned when the worker was lost
+        self._lost_steps = LostSteps()
         self.num_accepted = 0
         self.num_finished = 0
         self.num_expired = 0
@@ -86,10 +86,7 @@ class Scheduler:
         return self._deadlines.next_s
 
     def expire(self, now_s: float) -> list[Finished]:
-        """Advances the time and ends the sequences past their deadline.
-
-        Returns one end per sequence; its message says how long the request spent in each phase.
-        """
+        """Advances the time; returns the ends of those past their deadline, with their times."""
         self.now_s = now_s
         due = self._deadlines.take_due(now_s)
         finished = [self._finish(s, FinishReason.EXPIRED, expiry_of(s, self.now_s)) for s in due]
@@ -141,10 +138,7 @@ class Scheduler:
         return self._live.get(request_id)
 
     def add(self, request: Request) -> Sequence:
-        """Queues a request and returns its sequence.
-
-        Raises Refused, naming the field, when the request is invalid or the queue is full.
-        """
+        """Queues a request. Raises Refused, naming the field, if it is invalid or finds no room."""
         self.now_s = request.arrival_s
         state = self.internal_state
         sequence = self.intake.accept(request, self._live, state.pool.num_usable)
@@ -332,28 +326,33 @@ class Scheduler:
         """Sends running sequences back to the queue, with their tokens: the worker is gone.
 
         Its KV is lost, and results that have not arrived are void. The numbers of blocks are those
-        of the new worker, where they differ. With `is_death` the sequences of the step in flight
-        are suspect. Returns how many sequences were running.
+        of the new worker, where they differ. Returns how many sequences were running.
         """
-        oldest = self.oldest_in_flight
-        did_none = self.internal_state.acked_step == self._lost_at_step
+        state = self.internal_state
+        self._lost_steps.note(self._in_flight)
         self.counters.lost(self._in_flight)
         self._in_flight.clear()
         self._grants.reset()
         self._planner.reset()
-        self.internal_state.acked_step = self._lost_at_step = self._planner.last_step_id
-        self.internal_state.is_worker_away = True
+        state.acked_step = self._planner.last_step_id
+        state.is_worker_away = True
         for sequence in self._live.values():
             sequence.timeline.enter(Phase.WORKER_AWAY, self.now_s)
             sequence.num_prompt_outputs_planned = sequence.num_prompt_outputs_delivered
         if num_host_blocks is None:
-            num_host_blocks = self.internal_state.host.num_blocks
-        num_blocks = num_blocks or self.internal_state.pool.num_blocks
-        num_ran = self.internal_state.evacuate(num_blocks, num_host_blocks)
-        if oldest is not None:
-            note_loss(oldest, is_first_step=did_none, is_death=is_death)
-            self.internal_state.note_suspects(self._live.values())
+            num_host_blocks = state.host.num_blocks
+        num_ran = state.evacuate(num_blocks or state.pool.num_blocks, num_host_blocks)
+        if is_death:
+            self.judge_loss(is_death=True)
         return num_ran
+
+    def judge_loss(self, is_death: bool) -> None:
+        """Makes the sequences of the lost steps suspect; without it a loss counts for nothing.
+
+        The worker has died, or it lives and has refused a step.
+        """
+        self._lost_steps.blame(is_death)
+        self.internal_state.note_suspects(self._live.values())
 
     def give_up(self, why: str) -> list[Finished]:
         """Ends the requests that lost worker after worker; `why` is the last worker's end."""
@@ -362,8 +361,9 @@ class Scheduler:
         return finished
 
     def worker_back(self) -> None:
-        """Records that there is a worker again; this only changes the phase of each timeline."""
+        """Records that there is a worker again."""
         self.internal_state.is_worker_away = False
+        self._lost_steps.plans = ()
         for sequence in self._live.values():
             sequence.timeline.enter(sequence.waiting_phase, self.now_s)
 
@@ -386,11 +386,9 @@ class Scheduler:
     def misfits(self) -> list[str]:
         """Ids of live requests that the KV cache cannot hold.
 
-        There are some only after a worker with fewer blocks took over. They would wait forever, so
-        the caller should fail them.
+        There are some only after a worker with fewer blocks took over: the caller should fail them.
         """
-        num_usable = self.internal_state.pool.num_usable
-        return self.intake.misfits(self._live.values(), num_usable)
+        return self.intake.misfits(self._live.values(), self.internal_state.pool.num_usable)
 
     def fail(self, request_ids: Iterable[str], message: str) -> list[Finished]:
         """Ends live requests with an error; unknown ids are skipped. Returns the ends."""

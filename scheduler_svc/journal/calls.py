@@ -43,6 +43,7 @@ EVENTS = frozenset(
         "grammar_prepared",
         "give_up",
         "grant",
+        "judge_loss",
         "migrate_out",
         "now_s",
         "reserve",
@@ -221,6 +222,9 @@ class TappedScheduler(Scheduler):
         is_death: bool = False,
     ) -> int:
         return self._tell("worker_lost", super().worker_lost, num_blocks, num_host_blocks, is_death)
+
+    def judge_loss(self, is_death: bool) -> None:
+        self._tell("judge_loss", super().judge_loss, is_death)
 
     def salvage(self, at_fault: Iterable[str], message: str) -> list[Finished]:
         return self._tell("salvage", super().salvage, list(at_fault), message)

@@ -9,15 +9,18 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from pagewire.v1 import debug_pb2, debug_pb2_grpc, worker_pb2, worker_pb2_grpc
 from scheduler_svc.worker.watch import Watch, silence_patience
-from wire.deaths import is_death
+from wire.deaths import PeerLoss, is_death, loss_of
 from wire.identity.peers import OpenPeer, open_plain
 from wire.patience import Patience
+from wire.sealed import BadFrame, SealCheck, Sealer, sealed_call
 from wire.server import CHANNEL_OPTIONS
 from wire.versions import STEP_MAJOR, STEP_MINOR
 
+_ATTACH = "/pagewire.v1.WorkerService/Attach"
 _DESCRIBE_TIMEOUT_S = 2.0
 _LONGEST_DESCRIBE_S = 30.0  # of a worker that did not answer in time before
 _ATTACH_TIMEOUT_S = 10.0
@@ -35,13 +38,20 @@ Answer = worker_pb2.ModelRunnerOutput | worker_pb2.Skipped
 class LinkLost(Exception):
     """Raised when the stream to the worker ended or cannot be opened; the message says why.
 
-    `is_death` says that the worker died, hangs or failed in a step, as far as can be told: nothing
-    was lost on the way, and it was not asked to end.
+    `loss` says what that tells of the worker; where it is unclear, its next incarnation does.
+    `is_unreached` says that no process of it answered at all.
     """
 
-    def __init__(self, message: str, *, is_death: bool = False) -> None:
+    def __init__(
+        self,
+        message: str,
+        loss: PeerLoss = PeerLoss.HARMLESS,
+        *,
+        is_unreached: bool = False,
+    ) -> None:
         super().__init__(message)
-        self.is_death = is_death
+        self.loss = loss
+        self.is_unreached = is_unreached
 
 
 class AttachRefused(LinkLost):
@@ -68,6 +78,7 @@ class WorkerLink:
         stream: grpc.aio.StreamStreamCall,  # type: ignore[type-arg]
         attached: Attached,
         patience: Patience,
+        check: SealCheck,
     ) -> None:
         beats = attached.description.sends_heartbeats
         self.attached = attached
@@ -77,9 +88,15 @@ class WorkerLink:
         # Called when the worker says that it was asked to end; perhaps more than once.
         self.on_draining: Callable[[], None] = lambda: None
         self._stream = stream
+        self._check = check
         self._reading: asyncio.Task[Answer] | None = None
         self._why_lost = ""
-        self._is_death = False
+        self._loss = PeerLoss.HARMLESS
+
+    @property
+    def loss_by_answer(self) -> PeerLoss:
+        """What an answer that does not fit says: of sealed frames none was lost before it."""
+        return PeerLoss.OWN_END if self._check.is_sealed else PeerLoss.HARMLESS
 
     async def send(self, step: worker_pb2.SchedulerOutput) -> None:
         """Sends a step."""
@@ -118,16 +135,16 @@ class WorkerLink:
     async def _read(self) -> Answer:
         while True:
             try:
-                response = await self._stream.read()
+                frame = await self._stream.read()
             except grpc.aio.AioRpcError as error:
                 raise self._lost(error) from error
             except asyncio.CancelledError as error:
                 self._raise_if_lost(error)
                 raise
-            if not isinstance(response, worker_pb2.AttachResponse):  # end of stream
+            if not isinstance(frame, bytes):  # end of stream
                 details = self._why_lost or await self._stream.details()
-                message = f"the worker closed the stream: {details}"
-                raise LinkLost(message, is_death=self._is_death)
+                raise LinkLost(f"the worker closed the stream: {details}", self._loss)
+            response = _parsed(self._check, frame)
             if not response.HasField("heartbeat"):
                 self.watch.output_came()
                 if response.HasField("grammar_prepared"):
@@ -139,16 +156,18 @@ class WorkerLink:
             if response.heartbeat.is_draining:
                 self.on_draining()
 
-    def lose(self, why: str, *, is_death: bool = True) -> None:
+    def lose(self, why: str, loss: PeerLoss = PeerLoss.HARMLESS) -> None:
         """Closes the stream; a pending `receive` raises LinkLost with this reason."""
         if not self._why_lost:
-            self._why_lost, self._is_death = why, is_death
+            self._why_lost, self._loss = why, loss
         self._stream.cancel()
 
     def _lost(self, error: BaseException) -> LinkLost:
         if self._why_lost:
-            return LinkLost(self._why_lost, is_death=self._is_death)
-        return LinkLost(_reason(error), is_death=is_death(error))
+            return LinkLost(self._why_lost, self._loss)
+        if isinstance(error, grpc.aio.AioRpcError):
+            return LinkLost(_reason(error), loss_of(error))
+        return LinkLost(_reason(error), PeerLoss.UNCLEAR)
 
     def _raise_if_lost(self, error: asyncio.CancelledError) -> None:
         # gRPC reports a cancelled stream as if the task that reads it had been cancelled.
@@ -221,10 +240,14 @@ class WorkerClient:
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
                 self._describing.gave_up()
-            raise LinkLost(f"worker {self.address} does not answer: {_reason(error)}") from error
+            raise LinkLost(
+                f"worker {self.address} does not answer: {_reason(error)}",
+                is_unreached=error.code() is grpc.StatusCode.UNAVAILABLE and not is_death(error),
+            ) from error
         if answer.phase != worker_pb2.WORKER_PHASE_READY:
             state = answer.failure or _PHASE_NAMES[answer.phase]
-            raise LinkLost(f"worker {self.address} is not ready: {state}")
+            # One that was ready stays so: this is another process.
+            raise LinkLost(f"worker {self.address} is not ready: {state}", PeerLoss.DEATH)
         return answer
 
     async def attach(self, epoch: int, first_step_id: int) -> WorkerLink:
@@ -236,11 +259,13 @@ class WorkerClient:
             protocol_minor=STEP_MINOR,
             heartbeat_interval_ms=round(self._heartbeat_timeout_s / _BEATS_PER_TIMEOUT * 1e3),
         )
-        stream = self._stub.Attach()
+        if self._channel is None:
+            raise LinkLost(f"worker {self.address} is not connected")
+        check, stream = SealCheck(), sealed_call(self._channel, _ATTACH, Sealer())
         try:
             await stream.write(worker_pb2.AttachRequest(hello=hello))
             async with asyncio.timeout(self._attaching.limit_s):
-                first = await stream.read()
+                frame = await stream.read()
         except (grpc.aio.AioRpcError, TimeoutError, asyncio.InvalidStateError) as error:
             stream.cancel()
             message = f"worker {self.address}: {_reason(error)}"
@@ -252,10 +277,15 @@ class WorkerClient:
             ):
                 raise AttachRefused(message) from error
             raise LinkLost(message) from error
-        if not isinstance(first, worker_pb2.AttachResponse) or not first.HasField("description"):
+        try:
+            first = _parsed(check, frame) if isinstance(frame, bytes) else None
+        except LinkLost:
+            stream.cancel()
+            raise
+        if first is None or not first.HasField("description"):
             stream.cancel()
             raise LinkLost(f"worker {self.address} did not describe itself")
-        return WorkerLink(stream, Attached(first.description, epoch), self.patience)
+        return WorkerLink(stream, Attached(first.description, epoch), self.patience, check)
 
     async def profile(
         self, request: debug_pb2.ProfileStepsRequest, timeout_s: float
@@ -276,6 +306,18 @@ class WorkerClient:
         channel, self._channel = self._channel, None
         if channel is not None:
             await channel.close()
+
+
+def _parsed(check: SealCheck, frame: bytes) -> worker_pb2.AttachResponse:
+    """A frame of the worker. Raises LinkLost if it is not the next one, or none at all."""
+    try:
+        check.check(frame)
+        return worker_pb2.AttachResponse.FromString(frame)
+    except BadFrame as error:
+        raise LinkLost(str(error)) from error
+    except DecodeError as error:
+        problem = f"{len(frame)} bytes of the worker are no frame"
+        raise LinkLost(problem, PeerLoss.OWN_END) from error
 
 
 def _reason(error: BaseException) -> str:

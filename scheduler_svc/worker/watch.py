@@ -35,6 +35,11 @@ class Watch:
         self._step_id: int | None = None
         self._step_s = 0.0
 
+    @property
+    def is_heard(self) -> bool:
+        """Whether signs of life come; without any a step may be long done."""
+        return self._patience is None or self._silent_s < self._patience.limit_s / 2
+
     def frame_sent(self) -> None:
         """Counts a frame sent to the worker."""
         self._num_sent += 1

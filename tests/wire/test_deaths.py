@@ -7,6 +7,7 @@ from pagewire._attempts import resume
 from pagewire._connection import status_details
 from scheduler_svc.core.request import blame
 from wire import deaths
+from wire.deaths import PeerLoss
 
 
 def test_a_request_dies_of_as_many_deaths_in_every_tier() -> None:
@@ -36,3 +37,28 @@ def test_both_call_the_same_ends_deaths(details: str, dies: bool) -> None:
     none = grpc.aio.Metadata()
     error = grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, none, none, details)
     assert deaths.is_death(error) is status_details.is_death(error) is dies
+
+
+@pytest.mark.parametrize(
+    ("code", "details", "trailing", "loss"),
+    [
+        ("UNAVAILABLE", "Socket closed", (), PeerLoss.UNCLEAR),
+        ("UNAVAILABLE", "this scheduler is shutting down", (), PeerLoss.HARMLESS),
+        ("INTERNAL", "Internal error from Core", (), PeerLoss.UNCLEAR),
+        ("INTERNAL", "Received RST_STREAM with error code 2", (), PeerLoss.UNCLEAR),
+        ("INTERNAL", "ValueError: what", deaths.OWN_END, PeerLoss.OWN_END),
+        ("INVALID_ARGUMENT", "slots: a slot appears twice", (), PeerLoss.OWN_END),
+        ("UNKNOWN", "Unexpected <class 'ValueError'>: what", (), PeerLoss.OWN_END),
+        ("UNKNOWN", "Exception calling application: what", (), PeerLoss.OWN_END),
+        ("UNKNOWN", "Stream removed", (), PeerLoss.HARMLESS),
+        ("DATA_LOSS", "frame 3 of the stream came, expected 2", (), PeerLoss.HARMLESS),
+        ("ABORTED", "a scheduler attached with epoch 7", (), PeerLoss.HARMLESS),
+    ],
+)
+def test_an_end_that_the_peer_chose_is_told_from_a_connection_that_broke(
+    code: str, details: str, trailing: tuple[tuple[str, str], ...], loss: PeerLoss
+) -> None:
+    metadata = grpc.aio.Metadata(*trailing)
+    status = getattr(grpc.StatusCode, code)
+    error = grpc.aio.AioRpcError(status, grpc.aio.Metadata(), metadata, details)
+    assert deaths.loss_of(error) is loss

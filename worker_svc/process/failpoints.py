@@ -17,6 +17,7 @@ from enum import Enum
 
 from pagewire.v1 import worker_pb2
 from wire.columns import INT32
+from wire.sealed import sealed_at
 
 log = logging.getLogger(__name__)
 
@@ -152,7 +153,10 @@ class StreamFaults:
                     continue
                 case fault:
                     _spoil(response.output, fault)
-                    yield response.SerializeToString()
+                    place = response.sequence
+                    response.ClearField("sequence")
+                    response.ClearField("checksum")
+                    yield sealed_at(place, response.SerializeToString())
             if held is not None:
                 yield held
                 held = None

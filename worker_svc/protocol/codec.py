@@ -3,11 +3,8 @@
 It checks frames against the limits; the batch state checks what depends on the slots.
 """
 
-import math
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from itertools import chain
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import numpy as np
 from google.protobuf.message import DecodeError
@@ -17,13 +14,13 @@ from wire.columns import UINT8, pack
 from wire.prompt_outputs import PromptOutput
 from wire.tracing.context import context_from_proto
 from worker_svc.protocol import columns
+from worker_svc.protocol.row_sampling import read_sampling
 from worker_svc.protocol.step import (
     BadStep,
     CutRequest,
     IntColumn,
     Limits,
     NewSequence,
-    Pooling,
     RowSampling,
     StepInput,
     StepMoves,
@@ -41,11 +38,6 @@ _MOVES = (
     "copied_from_block_ids",
     "copied_to_block_ids",
 )
-_POOLINGS = {
-    types_pb2.POOLING_UNSPECIFIED: None,
-    types_pb2.POOLING_LAST: Pooling.LAST,
-    types_pb2.POOLING_MEAN: Pooling.MEAN,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,7 +276,8 @@ def _new_sequence(message: worker_pb2.NewSequence, name: str, limits: Limits) ->
             f"{name}.token_ids",
             f"{len(token_ids)} tokens, must be 1 to max_model_len {limits.max_model_len}",
         )
-    columns.check_range(token_ids, 0, limits.vocab_size, f"{name}.token_ids", "token")
+    sampling = read_sampling(message.sampling, limits)
+    token_ids, sampling = _known_tokens(token_ids, sampling, limits)
     if not 1 <= message.num_prompt_tokens <= len(token_ids):
         raise BadStep(
             f"{name}.num_prompt_tokens",
@@ -310,7 +303,7 @@ def _new_sequence(message: worker_pb2.NewSequence, name: str, limits: Limits) ->
         num_prompt_tokens=message.num_prompt_tokens,
         num_computed_tokens=message.num_computed_tokens,
         block_ids=block_ids.astype(np.int32),
-        sampling=_sampling(message.sampling, f"{name}.sampling", limits),
+        sampling=sampling,
         prompt_output_begin=message.prompt_output_begin,
         prompt_only=message.prompt_only,
         grammar_preparation=message.grammar_preparation,
@@ -318,82 +311,12 @@ def _new_sequence(message: worker_pb2.NewSequence, name: str, limits: Limits) ->
     )
 
 
-def _sampling(message: worker_pb2.RowSampling, name: str, limits: Limits) -> RowSampling:
-    if not (math.isfinite(message.temperature) and message.temperature >= 0):
-        raise BadStep(f"{name}.temperature", f"{message.temperature} is not 0 or more")
-    if not 0 < message.top_p <= 1:
-        raise BadStep(f"{name}.top_p", f"{message.top_p} is not in (0, 1]")
-    if not 0 <= message.min_p <= 1:
-        raise BadStep(f"{name}.min_p", f"{message.min_p} is not in [0, 1]")
-    stop_token_ids = tuple(dict.fromkeys(message.stop_token_ids))
-    _check_vocabulary(stop_token_ids, f"{name}.stop_token_ids", limits)
-    if len(stop_token_ids) == limits.vocab_size:
-        raise BadStep(f"{name}.stop_token_ids", "masks every token of the vocabulary")
-    return RowSampling(
-        temperature=message.temperature,
-        top_p=message.top_p,
-        # A top-k of at least the vocabulary size keeps all tokens, as 0 does.
-        top_k=message.top_k if message.top_k < limits.vocab_size else 0,
-        min_p=message.min_p,
-        seed=message.seed,
-        min_tokens=message.min_tokens,
-        stop_token_ids=stop_token_ids,
-        **_processors(message, name, limits),
-    )
-
-
-def _processors(message: worker_pb2.RowSampling, name: str, limits: Limits) -> dict[str, Any]:
-    """Fields of RowSampling for logits processors and log probabilities."""
-    repetition = message.repetition_penalty if message.HasField("repetition_penalty") else 1.0
-    if not (math.isfinite(repetition) and repetition > 0):
-        raise BadStep(f"{name}.repetition_penalty", f"{repetition} is not above 0")
-    for penalty in ("presence_penalty", "frequency_penalty"):
-        if not math.isfinite(value := getattr(message, penalty)):
-            raise BadStep(f"{name}.{penalty}", f"{value} is not finite")
-    bias = {entry.token_id: entry.bias for entry in message.logit_bias}
-    if len(bias) < len(message.logit_bias):
-        raise BadStep(f"{name}.logit_bias", "names a token twice")
-    if not all(map(math.isfinite, bias.values())):
-        raise BadStep(f"{name}.logit_bias", "has a bias that is not finite")
-    allowed = tuple(dict.fromkeys(message.allowed_token_ids))
-    bad_words = tuple(tuple(word.token_ids) for word in message.bad_words_token_ids)
-    if not all(bad_words):
-        raise BadStep(f"{name}.bad_words_token_ids", "has an empty sequence")
-    _check_vocabulary(bias, f"{name}.logit_bias", limits)
-    _check_vocabulary(allowed, f"{name}.allowed_token_ids", limits)
-    _check_vocabulary(chain(*bad_words), f"{name}.bad_words_token_ids", limits)
-    _check_vocabulary(message.logprob_token_ids, f"{name}.logprob_token_ids", limits)
-    return {
-        "presence_penalty": message.presence_penalty,
-        "frequency_penalty": message.frequency_penalty,
-        "repetition_penalty": repetition,
-        "logit_bias": tuple(bias.items()),
-        "allowed_token_ids": allowed,
-        "bad_words_token_ids": bad_words,
-        # The vocabulary has no more tokens to report.
-        "num_top_logprobs": min(message.logprobs, limits.vocab_size)
-        if message.HasField("logprobs")
-        else None,
-        "logprob_token_ids": tuple(message.logprob_token_ids),
-        "grammar": message.grammar,
-        **_questions(message, name, limits),
-    }
-
-
-def _questions(message: worker_pb2.RowSampling, name: str, limits: Limits) -> dict[str, Any]:
-    """Fields of RowSampling for prompt outputs."""
-    asks = message.HasField("prompt_logprobs")
-    if message.pooling not in _POOLINGS:
-        raise BadStep(f"{name}.pooling", f"{message.pooling} is unknown")
-    if asks and message.pooling:
-        raise BadStep(f"{name}.pooling", "cannot be had together with prompt_logprobs")
-    return {
-        "num_prompt_logprobs": min(message.prompt_logprobs, limits.vocab_size) if asks else None,
-        "pooling": _POOLINGS[message.pooling],
-    }
-
-
-def _check_vocabulary(token_ids: Iterable[int], name: str, limits: Limits) -> None:
-    largest = max(token_ids, default=0)
-    if largest >= limits.vocab_size:
-        raise BadStep(name, f"{largest} is not below vocab_size {limits.vocab_size}")
+def _known_tokens(
+    token_ids: columns.Integers, sampling: RowSampling, limits: Limits
+) -> tuple[columns.Integers, RowSampling]:
+    """Tokens that the model can compute; unknown ones become 0, and the row is refused."""
+    is_unknown = (token_ids < 0) | (token_ids >= limits.vocab_size)
+    if not is_unknown.any():
+        return token_ids, sampling
+    problem = f"token_ids: {token_ids[is_unknown][0]} is not in 0..{limits.vocab_size - 1}"
+    return np.where(is_unknown, 0, token_ids), replace(sampling, refusal=problem)

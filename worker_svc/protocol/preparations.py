@@ -20,6 +20,7 @@ class GrammarOrder:
     preparation_id: int
     grammar: str
     output_token_ids: NDArray[np.integer]
+    refusal: str = ""  # why it is not prepared; empty: it is to be
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +48,12 @@ def decode_orders(frame: bytes, limits: Limits) -> GrammarOrders | None:
 def _order(message: worker_pb2.GrammarPreparation, limits: Limits) -> GrammarOrder:
     name = "prepare.preparations.output_token_ids"
     token_ids = columns.column(message.output_token_ids, name)
-    columns.check_range(token_ids, 0, limits.vocab_size, name, "token")
     if not message.preparation_id:
         raise BadStep("prepare.preparations.preparation_id", "must not be 0")
-    if not message.grammar:
-        raise BadStep("prepare.preparations.grammar", "is empty")
-    return GrammarOrder(message.preparation_id, message.grammar, token_ids)
+    refusal = "" if message.grammar else "it is empty"
+    if ((token_ids < 0) | (token_ids >= limits.vocab_size)).any():
+        refusal = f"the output so far has tokens that are not below {limits.vocab_size}"
+    return GrammarOrder(message.preparation_id, message.grammar, token_ids, refusal)
 
 
 def encode_prepared(preparation_id: int, problem: str) -> bytes:

@@ -22,6 +22,7 @@ IntColumn = NDArray[np.int64]
 ROW_OK = 0
 ROW_NOT_FINITE = 1
 ROW_DEAD_END = 2
+ROW_REFUSED = 3
 
 
 def no_entries() -> IntColumn:
@@ -91,6 +92,7 @@ class RowSampling:
     num_prompt_logprobs: int | None = None  # None: report none for the prompt
     logprob_token_ids: tuple[int, ...] = ()  # reported in place of the likeliest; empty: those
     pooling: Pooling | None = None  # None: no embedding
+    refusal: str = ""  # why the row gets no token; empty: it is as it should be
 
     @property
     def has_penalties(self) -> bool:
@@ -240,7 +242,7 @@ class StepOutput:
     logprobs: LogprobColumns | None = None  # of the rows that request them
     prompt_outputs: tuple[PromptOutput, ...] = ()  # of this step's prompt positions
     state: StateHashes | None = None  # after the step, if it requested them
-    row_errors: dict[int, str] = field(default_factory=dict)  # by row: the reason for ROW_DEAD_END
+    row_errors: dict[int, str] = field(default_factory=dict)  # by row: why it has no token
     num_sampled: IntColumn | None = None  # of token_ids, by row that sampled; None: one each
 
 

@@ -51,6 +51,7 @@ SLOT = np.dtype(
         ("has_logprobs", "?"),
         ("has_grammar", "?"),
         ("prompt_only", "?"),
+        ("is_refused", "?"),
         ("prompt_output_begin", "i8"),
         ("prompt_output_end", "i8"),
     ]
@@ -178,10 +179,7 @@ class BatchState:
         self._scatter(self.block_tables, firsts, [sequence.block_ids for sequence in new])
 
     def write_sampled(self, rows: Rows, token_ids: Tensor) -> None:
-        """Writes sampled tokens [R] after the known ones, where the model reads them.
-
-        They count from the commit on.
-        """
+        """Writes sampled tokens [R] after the known ones; they count from the commit on."""
         ends = (rows.slots * self.token_rows.shape[1] + rows.known_ends)[rows.samples]
         (index,) = upload(self.device, ends)
         self.token_rows.view(-1).index_copy_(0, index, token_ids.int())
@@ -345,6 +343,7 @@ class BatchState:
             sampling.num_top_logprobs is not None,
             bool(sampling.grammar),
             sequence.prompt_only,
+            bool(sampling.refusal),
             sequence.prompt_output_begin,
             sequence.prompt_output_end,
         )

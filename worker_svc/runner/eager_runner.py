@@ -23,6 +23,7 @@ from worker_svc.runner.model_runner import (
     to_output,
     us_since,
 )
+from worker_svc.runner.refusals import with_refusals
 from worker_svc.runner.rows import Rows
 from worker_svc.sampling.sampler import Sampled, SamplingRows, sample, sample_part
 
@@ -59,7 +60,7 @@ class EagerRunner(ModelRunner):
         self.warm_up()
 
     def _launch(self, staged: Staged, queue_us: int, started: float) -> StepOutput:
-        output = self._compute(staged, queue_us, started)
+        output = with_refusals(staged, self._compute(staged, queue_us, started))
         if not staged.step.wants_state:
             return output
         return replace(output, state=self.state.state_hashes(staged))

@@ -16,6 +16,7 @@ from worker_svc.runner.batch_state import Staged
 from worker_svc.runner.device_sampling import SampleExtras
 from worker_svc.runner.device_slots import SlotSnapshot, SlotsOnDevice
 from worker_svc.runner.model_runner import Drawn, ModelRunner, failed, to_output
+from worker_svc.runner.refusals import with_refusals
 from worker_svc.runner.rows import Rows
 from worker_svc.sampling.prompt_outputs import DevicePromptOutput
 
@@ -103,6 +104,7 @@ class InFlight:
                     found.to_host() for found in self.computed.device_prompt_outputs
                 )
                 output = replace(output, prompt_outputs=prompt_outputs)
+            output = with_refusals(self.staged, output)
             if self.snapshot is not None:
                 output = replace(output, state=self.snapshot.hashes())
         except RuntimeError as error:

@@ -139,6 +139,9 @@ class Grammars:
         for preparation_id in orders.dropped_ids:
             self._prepared.pop(preparation_id, None)
         for order in orders.wanted:
+            if order.refusal:
+                answer(order.preparation_id, order.refusal)
+                continue
             place = self.begin(order.grammar, order.output_token_ids.tolist())
             self._prepared[order.preparation_id] = place
             place.building.add_done_callback(partial(_tell, answer, order.preparation_id))

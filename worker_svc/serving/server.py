@@ -16,6 +16,7 @@ from wire.identity.certificates import certificates_of
 from wire.identity.interceptors import AccessInterceptor
 from wire.metrics.grpc_calls import CallCounter
 from wire.metrics.port import MetricsPort
+from wire.open_streams import MOST_IN_THREADS, ThreadedOpenStreams
 from wire.requests.check import ThreadedRequestCheck
 from wire.server import SERVER_OPTIONS, add_reflection, bind
 from wire.tracing.opener import open_tracer
@@ -32,8 +33,12 @@ from worker_svc.serving.session import Session
 from worker_svc.startup.lifecycle import Lifecycle, WorkerPhase
 from worker_svc.startup.precompile import Precompile
 
-# Each open stream occupies a thread: the step stream, health watches, reflection.
+# Each open stream occupies a thread: the step stream and a recording of steps among others.
 HANDLER_THREADS = 32
+# Streams that need no identity have threads of their own. What is beyond the threads waits for one:
+# calls that end at once, refusals of such streams included.
+THREADS = HANDLER_THREADS + MOST_IN_THREADS
+MOST_CALLS = THREADS + 64
 DRAIN_POLL_S = 0.05
 DRAIN_QUIET_S = 1.0  # without a step, a scheduler has no requests
 
@@ -58,14 +63,15 @@ class RankServer:
         self._scrape = WorkerScrape()
         access, certificates = config.identity.peer_access(), certificates_of(config.identity)
         self._server = grpc.server(
-            ThreadPoolExecutor(HANDLER_THREADS, thread_name_prefix="grpc"),
+            ThreadPoolExecutor(THREADS, thread_name_prefix="grpc"),
             options=SERVER_OPTIONS,
             interceptors=[
                 CallCounter(self._scrape.calls),
+                ThreadedOpenStreams(),
                 *([] if access is None else [AccessInterceptor(access)]),
                 ThreadedRequestCheck(),
             ],
-            maximum_concurrent_rpcs=HANDLER_THREADS,  # refused, where they would wait for ever
+            maximum_concurrent_rpcs=MOST_CALLS,  # refused, where they would wait for ever
         )
         credentials = None if certificates is None else certificates.grpc_credentials()
         self.port = bind(self._server, f"{config.host}:{port}", "the worker", credentials)

@@ -13,15 +13,19 @@ import grpc
 import torch
 
 from pagewire.v1 import timing_pb2, types_pb2, worker_pb2
+from wire.deaths import OWN_END
 from wire.grammar import LLGUIDANCE_VERSION
+from wire.sealed import BadFrame, SealCheck, Sealer
 from wire.versions import STEP_MINOR
 from worker_svc.config import DTYPES
 from worker_svc.device.step_clock import DecodeTime
 from worker_svc.protocol import codec
 from worker_svc.protocol.step import BadStep
+from worker_svc.serving.pending_hellos import PendingHellos
 from worker_svc.serving.scheduler_stream import SchedulerStream
 from worker_svc.serving.session import Session
 from worker_svc.serving.session_errors import (
+    FrameLost,
     StaleEpoch,
     StepGap,
     Stopping,
@@ -50,6 +54,7 @@ PHASES: dict[WorkerPhase, worker_pb2.WorkerPhase] = {
 # The first class that matches gives the status; other exceptions are INTERNAL.
 STATUSES: tuple[tuple[type[BaseException], grpc.StatusCode], ...] = (
     (BadStep, grpc.StatusCode.INVALID_ARGUMENT),
+    (FrameLost, grpc.StatusCode.DATA_LOSS),
     (StepGap, grpc.StatusCode.ABORTED),
     (TakenOver, grpc.StatusCode.ABORTED),
     (StaleEpoch, grpc.StatusCode.FAILED_PRECONDITION),
@@ -70,6 +75,7 @@ class WorkerService:
     def __init__(self, lifecycle: Lifecycle, session: Session) -> None:
         self._lifecycle = lifecycle
         self._session = session
+        self._pending = PendingHellos()
 
     def describe(
         self, request: worker_pb2.DescribeRequest, context: grpc.ServicerContext
@@ -128,30 +134,36 @@ class WorkerService:
         hurry.daemon = True
         hurry.start()
         try:
-            first = next(frames, None)
+            with self._pending.waiting(context.cancel):
+                first = next(frames, None)
         finally:
             hurry.cancel()
         if first is None:
             _abort(context, BadStep("frame", "the stream ended before hello"))
-        stream = _answer(context, lambda: self._session.attach(codec.decode_hello(first)))
+        check = SealCheck()
+        stream = _answer(context, lambda: self._session.attach(_hello(check, first)))
         # Called however the call ends, so the worker is free as soon as a scheduler disappears.
         if not context.add_callback(lambda: self._session.end(stream, None)):
             self._session.end(stream, None)
         threading.Thread(
-            target=self._read, args=(frames, stream), name=f"reader-{stream.epoch}", daemon=True
+            target=self._read,
+            args=(frames, stream, check),
+            name=f"reader-{stream.epoch}",
+            daemon=True,
         ).start()
         description = self._lifecycle.description
         assert description is not None  # set, since attach was accepted
         greeting = worker_pb2.AttachResponse(description=to_description(description))
         self._session.greet(stream, greeting.SerializeToString())
-        answers = iter(lambda: _answer(context, stream.next_frame), None)
+        answers = map(Sealer().seal, iter(lambda: _answer(context, stream.next_frame), None))
         yield from stream.faults.leaving(answers) if stream.faults else answers
 
-    def _read(self, frames: Iterator[bytes], stream: SchedulerStream) -> None:
+    def _read(self, frames: Iterator[bytes], stream: SchedulerStream, check: SealCheck) -> None:
         if stream.faults:
             frames = stream.faults.arriving(frames)
         try:
             for frame in frames:
+                check.check(frame)
                 if self._session.cut(stream, frame):  # handled now, ahead of the queued frames
                     continue
                 if self._session.prepare(stream, frame):
@@ -161,6 +173,10 @@ class WorkerService:
                     return
                 self._session.submit(stream, frame)
         except grpc.RpcError:  # gRPC's sign that the call is over
+            return
+        except BadFrame as error:
+            log.warning("epoch %d ends: %s", stream.epoch, error)
+            self._session.end(stream, FrameLost(str(error)))
             return
         self._session.finish(stream)
 
@@ -269,6 +285,15 @@ def to_description(description: Description) -> worker_pb2.WorkerDescription:
     )
 
 
+def _hello(check: SealCheck, frame: bytes) -> codec.Hello:
+    """The first frame of a stream. Raises FrameLost and BadStep."""
+    try:
+        check.check(frame)
+    except BadFrame as error:
+        raise FrameLost(str(error)) from error
+    return codec.decode_hello(frame)
+
+
 def _answer(context: grpc.ServicerContext, work: Callable[[], T]) -> T:
     try:
         return work()
@@ -281,4 +306,5 @@ def _abort(context: grpc.ServicerContext, error: Exception) -> NoReturn:
         if isinstance(error, kind):
             context.abort(status, str(error))
     log.error("internal error", exc_info=error)
+    context.set_trailing_metadata(OWN_END)
     context.abort(grpc.StatusCode.INTERNAL, f"{type(error).__name__}: {error}")

@@ -23,3 +23,7 @@ class StepGap(SessionError):
 
 class Stopping(SessionError):
     """The worker is shutting down."""
+
+
+class FrameLost(SessionError):
+    """A frame is not the one that the scheduler sent next."""

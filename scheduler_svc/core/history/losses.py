@@ -1,6 +1,7 @@
 """Attributes the loss of a worker to the requests that it was computing."""
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from scheduler_svc.core.request.blame import MAX_DEATHS, Blame
 from scheduler_svc.core.request.request import FinishReason
@@ -8,14 +9,29 @@ from scheduler_svc.core.request.sequence import End, Sequence
 from scheduler_svc.core.step.plan import StepPlan
 
 
-def note_loss(plan: StepPlan, is_first_step: bool, is_death: bool) -> None:
-    """Adds a loss to each sequence of the oldest step in flight when the worker was lost."""
-    places = plan.num_computed_after.tolist()
-    for sequence, place in zip(plan.sequences(), places, strict=True):
-        sequence.blame = sequence.blame or Blame()
-        sequence.blame.note(len(sequence.token_ids), is_first_step)
-        if is_death:
-            sequence.blame.note_death(place)
+@dataclass(slots=True)
+class LostSteps:
+    """The steps that were in flight when the worker was lost, until it is known what that was."""
+
+    plans: tuple[StepPlan, ...] = ()
+
+    def note(self, in_flight: Iterable[StepPlan]) -> None:
+        """Keeps the steps in flight, if there are any."""
+        self.plans = tuple(in_flight) or self.plans
+
+    def blame(self, is_death: bool) -> None:
+        """Makes sequences suspect: of a death those of the oldest step, which was being computed.
+
+        Of a refusal those of all steps: which one was refused is not known.
+        """
+        places: dict[Sequence, int] = {}
+        for plan in self.plans[:1] if is_death else self.plans:
+            places.update(zip(plan.sequences(), plan.num_computed_after.tolist(), strict=True))
+        for sequence, place in places.items():
+            sequence.blame = sequence.blame or Blame()
+            note = sequence.blame.note_death if is_death else sequence.blame.note_refusal
+            note(place)
+        self.plans = ()
 
 
 def hopeless(sequences: Iterable[Sequence]) -> list[str]:
@@ -32,7 +48,7 @@ def hopeless_ends(sequences: Iterable[Sequence], why: str) -> list[End]:
 
 
 def _hopeless_end(sequence: Sequence, why: str) -> End:
-    reason, message = FinishReason.ERROR, "worker after worker was lost in its steps"
+    reason, message = FinishReason.ERROR, "the worker refused its steps again and again"
     if sequence.blame is not None and sequence.blame.is_poison:
         reason = FinishReason.POISON
         blame = sequence.blame

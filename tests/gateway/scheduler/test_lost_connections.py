@@ -8,6 +8,7 @@ import grpc
 import numpy as np
 import pytest
 
+from bench.harness.byte_relay import ByteRelay
 from gateway.generation import PrefixReuse, SamplingParams, Standing
 from gateway.scheduler.convert import hello_to_proto, submit_to_proto
 from gateway.scheduler.link import SchedulerLink
@@ -17,7 +18,7 @@ from pagewire.v1 import scheduler_pb2, scheduler_pb2_grpc
 from scheduler_svc.core.estimate.step_time import StepTime
 from simulator.workers.slots import token_at
 from tests.pace import patience
-from tests.relay import DOWN, UP, ByteRelay, OnePlace, frame_relay
+from tests.relay import DOWN, UP, OnePlace, frame_relay
 from tests.scheduler_svc.conftest import cluster
 
 NUM_REQUESTS, NUM_TOKENS = 8, 60

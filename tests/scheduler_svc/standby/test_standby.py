@@ -98,7 +98,7 @@ async def lose(one: One, why: str) -> None:
     await until(lambda: group.is_attached)
     link = group._link
     assert link is not None
-    link.lose(why, is_death=False)
+    link.lose(why)
 
 
 def are_all_ready(one: One) -> bool:

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from collections.abc import Iterator
 
 import grpc
 import pytest
@@ -9,14 +10,12 @@ import pytest
 from pagewire.v1 import worker_pb2
 from tests.pace import paced
 from tests.worker_svc.conftest import VOCAB_SIZE, Attachment, Worker, make_sequence
-from wire.columns import pack
+from wire.columns import pack, unpack
 
 BAD_SEQUENCES: list[tuple[str, dict[str, object]]] = [
     ("slot", {"slot": 4}),
     ("token_ids", {"token_ids": b""}),
     ("token_ids", {"token_ids": b"abc"}),
-    ("token_ids", {"token_ids": pack([5, VOCAB_SIZE])}),
-    ("token_ids", {"token_ids": pack([-1])}),
     ("token_ids", {"token_ids": pack([5] * 193)}),
     ("num_prompt_tokens", {"num_prompt_tokens": 0}),
     ("num_prompt_tokens", {"num_prompt_tokens": 4}),
@@ -26,6 +25,10 @@ BAD_SEQUENCES: list[tuple[str, dict[str, object]]] = [
     ("block_ids", {"block_ids": pack([1] * 13)}),
     ("block_ids", {"block_ids": b"12"}),
     ("block_ids", {"block_ids": b"", "num_computed_tokens": 1}),
+]
+BAD_ROWS: list[tuple[str, dict[str, object]]] = [
+    ("token_ids", {"token_ids": pack([5, 6, VOCAB_SIZE])}),
+    ("token_ids", {"token_ids": pack([-1, 6, 7])}),
     ("sampling.top_p", {"sampling": worker_pb2.RowSampling()}),
     ("sampling.top_p", {"sampling": worker_pb2.RowSampling(top_p=1.5)}),
     ("sampling.temperature", {"sampling": worker_pb2.RowSampling(top_p=1, temperature=-1)}),
@@ -75,6 +78,25 @@ def test_a_bad_sequence_is_refused_by_name(
     attachment = worker.attach()
     attachment.send(new_sequences=[make_sequence(0, [5, 6, 7], [1], **fields)])
     assert_refused_and_alive(worker, attachment, f"new_sequences[0].{field}")
+
+
+@pytest.mark.parametrize(("field", "fields"), BAD_ROWS)
+def test_a_bad_row_is_refused_by_name_and_the_other_rows_go_on(
+    worker: Worker, field: str, fields: dict[str, object]
+) -> None:
+    both = [3, 3]
+    good = make_sequence(1, [5, 6, 7], [2])
+    (token_id,) = worker.attach().step(new_sequences=[good], slots=[1], num_scheduled=[3])
+    attachment = worker.attach()
+    bad = make_sequence(0, [5, 6, 7], [1], **fields)
+    attachment.send(new_sequences=[bad, good], slots=[0, 1], num_scheduled=both)
+    output = attachment.receive()
+    assert output.row_status == bytes([worker_pb2.ROW_STATUS_REFUSED, 0])
+    assert unpack(output.token_ids).tolist()[1] == token_id
+    (error,) = output.row_errors
+    assert error.row == 0 and error.message.startswith(f"{field}: ")
+    assert len(attachment.step(freed_slots=[0], slots=[1])) == 1
+    attachment.close()
 
 
 @pytest.mark.parametrize(("field", "fields"), BAD_STEPS)
@@ -224,3 +246,26 @@ def test_a_stream_without_hello_is_ended_and_frees_its_thread(
             next(call)
         silent.set()
     assert ended.value.code() is grpc.StatusCode.CANCELLED
+
+
+def test_however_many_streams_are_opened_without_a_word_a_new_scheduler_attaches(
+    worker: Worker,
+) -> None:
+    """Streams of methods that need no key, and step streams without a hello."""
+    reflect = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
+    watch, attach = "/grpc.health.v1.Health/Watch", "/pagewire.v1.WorkerService/Attach"
+    over = threading.Event()
+
+    def silent() -> Iterator[bytes]:
+        over.wait()
+        yield from ()
+
+    with grpc.insecure_channel(worker.address) as channel:
+        calls = [channel.stream_stream(name)(silent()) for name in (reflect, attach) * 40]
+        calls += [channel.unary_stream(watch)(b"") for _ in range(40)]
+        attachment = worker.attach()
+        assert attachment.step() == []
+        attachment.close()
+        for call in calls:
+            call.cancel()
+        over.set()

@@ -5,7 +5,7 @@ import pytest
 from scheduler_svc.core import FinishReason, Phase, Scheduler, hopeless
 from scheduler_svc.core.history.losses import hopeless_ends
 from scheduler_svc.core.invariants import check_invariants
-from scheduler_svc.core.request.blame import MAX_DEATHS_IN_ALL, MAX_LOSSES
+from scheduler_svc.core.request.blame import MAX_DEATHS_IN_ALL, MAX_REFUSALS_IN_ALL
 from tests.scheduler_svc.core.builders import (
     answer,
     make_request,
@@ -97,41 +97,66 @@ def test_what_does_not_fit_is_not_held() -> None:
     assert not twin.migration.can_hold(sequence)
 
 
-def lose_in_step(scheduler: Scheduler, num_steps: int = 0, *, is_death: bool = False) -> None:
-    """The worker completes some steps, then is lost in the next one."""
+def lose_in_step(scheduler: Scheduler, num_steps: int = 0, *, is_death: bool | None = None) -> None:
+    """The worker completes some steps, then is lost in the next one: it dies, or refuses it.
+
+    None: a connection was lost, and it lives.
+    """
     for _ in range(num_steps):
         step(scheduler)
     plan_step(scheduler)
-    scheduler.worker_lost(is_death=is_death)
+    scheduler.worker_lost()
+    if is_death is not None:
+        scheduler.judge_loss(is_death)
     scheduler.worker_back()
 
 
-def test_whoever_is_in_the_first_step_of_three_lost_workers_is_hopeless() -> None:
+def test_lost_connections_count_for_nothing_however_many() -> None:
     scheduler = make_scheduler()
     scheduler.add(make_request("a", 3))
-    for _ in range(2):
+    for _ in range(3 * MAX_DEATHS_IN_ALL):
         lose_in_step(scheduler)
-        assert hopeless(scheduler.live()) == []
-    lose_in_step(scheduler)
+    assert hopeless(scheduler.live()) == []
+    assert not scheduler.view.num_suspects
+
+
+def test_whoever_is_in_two_refused_steps_at_one_place_is_hopeless() -> None:
+    scheduler = make_scheduler()
+    scheduler.add(make_request("a", 3))
+    scheduler.add(make_request("b", 3))
+    lose_in_step(scheduler, is_death=False)
+    assert hopeless(scheduler.live()) == []
+    assert scheduler.view.num_suspects == 2
+    plan = plan_step(scheduler)
+    assert [s.request.request_id for s in plan.sequences()] == ["a"], "alone"
+    scheduler.worker_lost()
+    scheduler.judge_loss(is_death=False)
     assert hopeless(scheduler.live()) == ["a"]
+    (end,) = hopeless_ends(scheduler.live(), "INVALID_ARGUMENT: what")
+    assert end.reason is FinishReason.ERROR
+    assert "refused" in end.message and "what" in end.message
 
 
-def test_workers_that_did_some_steps_may_have_died_of_anything() -> None:
-    scheduler = make_scheduler(max_num_batched_tokens=4)
-    scheduler.add(make_request("a", 20))
-    for _ in range(MAX_LOSSES - 1):
-        lose_in_step(scheduler, num_steps=1)
-        assert hopeless(scheduler.live()) == []
-    lose_in_step(scheduler, num_steps=1)
-    assert hopeless(scheduler.live()) == ["a"]
+def test_a_refusal_makes_all_steps_in_flight_suspect_and_counts_once_for_each_request() -> None:
+    scheduler = make_scheduler()
+    scheduler.add(make_request("a", 3))
+    step(scheduler)
+    scheduler.add(make_request("b", 3))
+    for _ in range(3):
+        plan_step(scheduler)
+    scheduler.worker_lost()
+    scheduler.judge_loss(is_death=False)
+    assert scheduler.view.num_suspects == 2 and hopeless(scheduler.live()) == []
 
 
-def test_a_token_in_between_wipes_the_slate_clean() -> None:
+def test_refusals_without_end_are_ended_although_tokens_come_in_between() -> None:
     scheduler = make_scheduler(blocks=20)
     scheduler.add(make_request("a", 3))
-    for _ in range(2 * MAX_LOSSES):
-        lose_in_step(scheduler, num_steps=1)
-    assert hopeless(scheduler.live()) == []
+    for _ in range(MAX_REFUSALS_IN_ALL - 1):
+        lose_in_step(scheduler, num_steps=1, is_death=False)
+        assert hopeless(scheduler.live()) == []
+    lose_in_step(scheduler, num_steps=1, is_death=False)
+    assert hopeless(scheduler.live()) == ["a"]
 
 
 def test_deaths_without_end_are_ended_although_tokens_come_in_between() -> None:
@@ -150,11 +175,10 @@ def test_deaths_without_end_are_ended_although_tokens_come_in_between() -> None:
 def test_strikes_move_along() -> None:
     source, target = make_scheduler(), make_scheduler()
     source.add(make_request("a", 3))
-    lose_in_step(source)
-    lose_in_step(source)
+    lose_in_step(source, is_death=False)
     source.worker_lost()
     move_all(source, target)
-    lose_in_step(target)
+    lose_in_step(target, is_death=False)
     assert hopeless(target.live()) == ["a"]
 
 
