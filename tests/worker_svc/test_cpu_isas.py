@@ -16,7 +16,7 @@ from tests.e2e.test_greedy_oracle import QUESTIONS, TEXTS
 from tests.oracle import first_differences
 from worker_svc.attention.batch import AttentionBatch
 from worker_svc.attention.kv_cache import KVCache
-from worker_svc.models.decoder import Decoder, load_model
+from worker_svc.models import Decoder, load_model
 
 NUM_TOKENS, BLOCK_SIZE = 4, 16
 CPU = torch.device("cpu")

@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from bench.harness import checkpoints
 from kernels.cpu import isa
 from tests.worker_svc.random_models import save_random_model
 from worker_svc.attention.batch import AttentionBatch
 from worker_svc.attention.kv_cache import KVCache
-from worker_svc.models.decoder import Decoder, load_model
+from worker_svc.models import Decoder, load_model
 
 CPU, BLOCK_SIZE, NUM_TOKENS = torch.device("cpu"), 16, 103
 CONFIG = {
@@ -105,7 +106,20 @@ def test_logits_are_the_same_bits_however_a_sequence_is_computed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv(isa.VARIABLE, name)
-    model = load_model(folder, dtype, CPU, 256, quantization=rounding, kv_dtype=kv_dtype)
+    check(load_model(folder, dtype, CPU, 256, quantization=rounding, kv_dtype=kv_dtype), name)
+
+
+@pytest.mark.parametrize("name", [one.name for one in isa.available()])
+def test_a_checkpoint_of_four_bits_whose_inputs_are_not_rounded_has_the_same_bits(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(isa.VARIABLE, name)
+    folder = checkpoints.write(tmp_path, "tiny", int4_group=32)
+    check(load_model(folder, torch.bfloat16, CPU, 256), name)
+
+
+def check(model: Decoder, name: str) -> None:
+    """Computes a sequence in every way, with kernels of this instruction set."""
     if model.attention_backend != f"c/{name}":
         pytest.skip(f"no C compiler for {name}")
     token_ids = torch.randint(0, 300, (NUM_TOKENS,), generator=torch.Generator().manual_seed(1))

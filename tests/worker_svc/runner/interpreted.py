@@ -13,9 +13,8 @@ import pytest
 import torch
 
 from worker_svc.attention.kv_cache import KVCache
-from worker_svc.models import compiled, linear
+from worker_svc.models import Decoder, compiled, linear, load_model
 from worker_svc.models import config as model_config
-from worker_svc.models.decoder import Decoder, load_model
 from worker_svc.models.weights import load_weights
 from worker_svc.protocol.step import Limits
 from worker_svc.runner.eager_runner import EagerRunner
