@@ -1,6 +1,7 @@
 """A call within reasoning that was never closed ends it; a text that speaks of one does not."""
 
 import json
+import random
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
@@ -10,7 +11,9 @@ import pytest
 from gateway.chat.answer import ChatFormat, ReasoningFormat
 from gateway.chat.conversation import Conversation, Message, Tool
 from gateway.chat.formats import (
+    ALL_FORMATS,
     GLM,
+    HARMONY,
     HERMES,
     KIMI,
     LLAMA3_JSON,
@@ -117,6 +120,24 @@ def test_a_call_in_thoughts_that_a_grammar_bounds_is_a_part_of_them() -> None:
     reply = reply_of(read(HERMES, [text], structure=structure)[0])
     assert reply.reasoning == f"Hm. <tool_call>{JSON_CALL}</tool_call> no."
     assert (reply.content, reply.tool_calls) == ("Hello", ())
+
+
+WORDS = ["<tool_call>", "</tool_call>", "<function=f>", "<function=g>", "</function>", "</think>"]
+WORDS += ["<parameter=a>", "</parameter>", "<arg_key>a</arg_key>", "<arg_value>", "</arg_value>"]
+WORDS += [JSON_CALL, "[TOOL_CALLS]", "<|python_tag|>", "<think>", "[", "]", ",", "f\n", "{", '"']
+WORDS += [*kimi(("f", "{")).partition("{"), "\\", "\n", " ", "x"]
+
+
+def test_no_thought_or_call_is_read_otherwise_when_it_is_cut() -> None:
+    dice = random.Random(0)
+    forms = [form for form in ALL_FORMATS if form is not HARMONY]
+    for _ in range(100):
+        form, prompt = dice.choice(forms), dice.choice(["", "<think>"])
+        text = "".join(dice.choices(WORDS, k=dice.randrange(1, 14)))
+        whole, _ = read(form, [text], prompt)
+        cut = dice.randrange(len(text) + 1)
+        assert read(form, [text[:cut], text[cut:]], prompt)[0] == whole, (form.name, text, cut)
+        assert read(form, text, prompt)[0] == whole, (form.name, text)
 
 
 @pytest.mark.asyncio(loop_scope="module")
