@@ -5,6 +5,10 @@ could be found in the prefix cache. It is accounting of the service that the cli
 """
 
 import re
+from collections.abc import Sequence
+from dataclasses import replace
+
+from gateway.chat.conversation import Message
 
 # The header with its pairs `name=value;`; the last pair of a line may stand without the semicolon.
 _LINE = re.compile(
@@ -18,3 +22,14 @@ def without_attribution(text: str) -> str:
     """The text without the line that it begins with; any other text is returned as it is."""
     found = _LINE.match(text)
     return text if found is None else text[found.end() :]
+
+
+def unattributed(messages: Sequence[Message]) -> tuple[Message, ...]:
+    """The turns without the line, with which the first may begin where a proxy translated it."""
+    first, rest = messages[:1], tuple(messages[1:])
+    if not first or first[0].content is None:
+        return tuple(messages)
+    text = without_attribution(first[0].content)
+    if text == first[0].content:
+        return tuple(messages)
+    return (replace(first[0], content=text), *rest) if text or not rest else rest

@@ -18,6 +18,7 @@ from gateway.chat.conversation import (
 from gateway.errors import invalid, unsupported
 from gateway.generation import GenerationRequest, SamplingParams, check_range
 from gateway.http import fields, media
+from gateway.http.attribution import unattributed
 from gateway.http.messages import TEXT_KINDS, Strict, TextPart
 from gateway.http.response_tools.bodies import (
     AnyTool,
@@ -325,7 +326,7 @@ class ResponseBody(Body):
             raise invalid("tool_choice", "is only allowed with tools")
         effort = None if self.reasoning is None else self.reasoning.effort
         conversation = Conversation(
-            messages=tuple(self._messages(earlier)),
+            messages=unattributed(self._messages(earlier)),
             tools=tools,
             tool_choice=choice,
             parallel_tool_calls=self.parallel_tool_calls is not False,

@@ -21,6 +21,7 @@ from gateway.generation import (
     check_range,
 )
 from gateway.http import fields
+from gateway.http.attribution import unattributed
 from gateway.http.candidates.body import CandidateFields
 from gateway.http.events import Extras
 from gateway.http.messages import Choice, Messages, Strict, Tools, to_tools
@@ -289,7 +290,7 @@ class ChatCompletionBody(GenerationBody):
         if not self.tools and choice.mode is ToolMode.REQUIRED:
             raise invalid("tool_choice", "is only allowed with tools")
         return Conversation(
-            messages=tuple(message.to_message() for message in self.messages),
+            messages=unattributed([message.to_message() for message in self.messages]),
             tools=to_tools(self.tools or ()),
             tool_choice=choice,
             parallel_tool_calls=self.parallel_tool_calls is not False,

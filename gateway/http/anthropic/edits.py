@@ -97,7 +97,7 @@ class ClearToolUses(Edit):
         cleared = {r.tool_use_id for r in results if r.tool_use_id in old and not _is_cleared(r)}
         if not cleared:
             return turns, 0
-        edited = [self._without(turn, cleared, uses) for turn in turns]
+        edited = [self._without(turn, cleared) for turn in turns]
         if self.clear_at_least is not None:
             least = self.clear_at_least.number(f"{path}.clear_at_least", "input_tokens")
             if await measure.num_tokens(turns) - await measure.num_tokens(edited) < least:
@@ -121,11 +121,11 @@ class ClearToolUses(Edit):
         excluded = self.exclude_tools or ()
         return {i for i in ids[: max(len(ids) - kept, 0)] if uses[i] not in excluded}
 
-    def _without(self, turn: Turn, cleared: Collection[str], uses: dict[str, str]) -> Turn:
-        content = [self._cleared(block, cleared, uses) for block in turn.content]
+    def _without(self, turn: Turn, cleared: Collection[str]) -> Turn:
+        content = [self._cleared(block, cleared) for block in turn.content]
         return turn.model_copy(update={"content": content})
 
-    def _cleared(self, block: AnyBlock, cleared: Collection[str], uses: dict[str, str]) -> AnyBlock:
+    def _cleared(self, block: AnyBlock, cleared: Collection[str]) -> AnyBlock:
         if isinstance(block, ToolResultBlock) and block.tool_use_id in cleared:
             return block.model_copy(update={"content": [TextBlock(type="text", text=CLEARED)]})
         if isinstance(block, ToolUseBlock) and block.id in cleared and self._takes(block.name):

@@ -81,6 +81,29 @@ async def test_the_line_of_attribution_changes_no_prompt(
 
 
 @pytest.mark.parametrize(
+    ("route", "fields"),
+    [
+        (
+            "/v1/chat/completions",
+            {"messages": [{"role": "system", "content": "{}"}, USER], "max_tokens": 5},
+        ),
+        ("/v1/responses", {"instructions": "{}", "input": [USER]}),
+        ("/v1/responses", {"input": [{"role": "developer", "content": "{}"}, USER]}),
+    ],
+)
+async def test_the_line_is_left_out_where_a_proxy_translates_it(
+    route: str, fields: dict[str, Any], running: Any, tokenizer: Any
+) -> None:
+    prompts = []
+    for words in ("Be brief.", f"{BILLING.format(1, 2)}\nBe brief.", BILLING.format(1, 2)):
+        asked: Any = json.loads(json.dumps(fields).replace("{}", words.replace("\n", "\\n")))
+        await post(running, route, asked)
+        ids = running.scheduler.prompt_of(-1)
+        prompts.append(tokenizer.decode(ids, skip_special_tokens=False))
+    assert prompts[0] == prompts[1] and "billing" not in prompts[2]
+
+
+@pytest.mark.parametrize(
     "words",
     [
         "Mind the x-anthropic-billing-header: cch=1;",
