@@ -98,12 +98,15 @@ lint: $(CHECKS) proto-check  ## ruff, mypy, import contracts, buf, Markdown
 	$(BIN)/buf format --diff --exit-code
 	$(BIN)/pymarkdown --strict-config scan --recurse README.md CONTRIBUTING.md CHANGELOG.md docs deploy/k8s/chart/README.md
 
-$(CLIENTS): tests/clients/requirements.txt constraints.txt
+$(CLIENTS): tests/clients/requirements.txt tests/clients/package.json constraints.txt
 	@test -x .venv-clients/bin/python || $(PYTHON) -m venv .venv-clients
 	@$(call stage,the clients of tests/clients,.venv-clients/bin/python -m pip install -qq \
 	  --disable-pip-version-check --no-deps -r tests/clients/requirements.txt)
 	@$(call stage,torch: GuideLLM imports it,.venv-clients/bin/python -m pip install -qq \
 	  --disable-pip-version-check -c tests/clients/requirements.txt torch==$(call pinned,torch))
+	@mkdir -p .venv-clients/node && cp tests/clients/package.json .venv-clients/node
+	@if command -v npm >/dev/null; then $(call stage,the clients of npm,npm install --silent --no-audit \
+	  --no-fund --no-save --ignore-scripts --prefix .venv-clients/node); fi
 	@touch $@
 
 test-clients: $(READY) $(CLIENTS)  ## client libraries against a live tiny product, in an environment of their own

@@ -20,10 +20,21 @@ os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # litellm would a
 @pytest.fixture(scope="session")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of a gateway, without /v1."""
-    folder = tmp_path_factory.mktemp("stack")
+    yield from started(tmp_path_factory.mktemp("stack"))
+
+
+@pytest.fixture(scope="session")
+def long_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The same with a model that reads the long prompts of agents, and answers briefly."""
+    yield from started(tmp_path_factory.mktemp("long"), "--long")
+
+
+def started(folder: Path, *options: str) -> Iterator[str]:
+    """The address of a stack that runs meanwhile."""
     environ = {name: value for name, value in os.environ.items() if name != SERVING}
+    serving = os.environ.get(SERVING, sys.executable)
     process = subprocess.Popen(
-        [os.environ.get(SERVING, sys.executable), "-m", "tests.clients.stack", str(folder)],
+        [serving, "-m", "tests.clients.stack", str(folder), *options],
         cwd=ROOT,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

@@ -1,8 +1,9 @@
 """A live tiny product for clients of another environment: prints its address, runs until told.
 
-`python -m tests.clients.stack FOLDER` with an environment that has the services.
+`python -m tests.clients.stack FOLDER [--long]` with an environment that has the services.
 """
 
+import json
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -21,11 +22,27 @@ class StoringProduct(Product):
         return replace(super()._settings, gateway_options=("--store-responses", "16"))
 
 
+LONG = "--long"
+CONTEXT, BRIEF = 65536, 24  # tokens that a long model reads, and writes at most
+
+
+def lengthened(model: Path) -> None:
+    """Lets the model read long prompts, and has it write little where a request says nothing."""
+    for name, fields in (
+        ("config.json", {"max_position_embeddings": CONTEXT}),
+        ("generation_config.json", {"max_new_tokens": BRIEF}),
+    ):
+        path = model / name
+        path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+
+
 def main() -> None:
     """Serves until standard input ends."""
     folder = Path(sys.argv[1])
     model = save_tiny_model(folder / "tiny", ensure())
     (model / "chat_template.jinja").write_text(TOOL_TEMPLATE)
+    if LONG in sys.argv[2:]:
+        lengthened(model)
     with StoringProduct(model, folder, ("--threads", "1", "--kv-cache-gib", "0.3")) as product:
         product.start()
         sys.stdout.write(f"{product.url}\n")
