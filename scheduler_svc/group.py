@@ -206,8 +206,8 @@ class WorkerGroup:
             if self._broken is not None:
                 raise self._broken
         finally:
-            if self.verdict.is_open:
-                self._conclude(is_death=True)
+            if self.verdict.is_open and self.is_dismissed:
+                self._conclude(is_death=True)  # none will answer here
             self._served.release(self.address)
             self._set_ready(False, self.why_drained or "the scheduler is stopping")
             await self.worker.close()

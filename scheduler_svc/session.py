@@ -196,7 +196,7 @@ class Sessions:
         """Answers a hello, and ends the gateway's older stream: it may not know that it is lost."""
         session.gateway = hello.gateway
         for other in list(self._open.values()):
-            if other is not session and other.gateway == hello.gateway:
+            if other is not session and other.gateway == hello.gateway != 0:
                 other.close()
                 other.notify(
                     SessionEnd(grpc.StatusCode.ABORTED, "this gateway has opened another stream")

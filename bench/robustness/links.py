@@ -28,7 +28,7 @@ from pagewire.cli.launcher import services
 from pagewire.cli.launcher.processes import Services
 
 EVERY_S, LASTS_S, STALL_S = 0.4, 10.0, 12.0
-KINDS = ("reset", "cut", "stall")
+LINKS, KINDS = ("gateway-scheduler", "scheduler-worker"), ("reset", "cut", "stall")
 LATE = 0.25  # of the requests begin while the link is harmed
 
 
@@ -78,8 +78,9 @@ async def measure(url: str, relays: dict[str, ByteRelay], options: argparse.Name
 
         num_early = round(options.requests * (1 - LATE))
         calm = await asyncio.gather(*begin(range(options.requests)))
-        for name, relay in relays.items():
-            for kind in KINDS:
+        for name in options.links.split(","):
+            relay = relays[name]
+            for kind in options.kinds.split(","):
                 before = relay.num_resets
                 running = begin(range(num_early))
                 await asyncio.sleep(EVERY_S)
@@ -122,9 +123,7 @@ async def run(model: Path, options: argparse.Namespace) -> int:
         with tempfile.TemporaryDirectory() as logs, Services(ROOT, Path(logs)) as running:
             running.start(planned)
             await asyncio.to_thread(running.wait_until, "gateway", is_ready, START_TIMEOUT_S)
-            return await measure(
-                url, {"gateway-scheduler": above, "scheduler-worker": below}, options
-            )
+            return await measure(url, dict(zip(LINKS, (above, below), strict=True)), options)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -134,6 +133,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--requests", type=int, default=64)
     parser.add_argument("--tokens", type=int, default=256, help="tokens per output")
     parser.add_argument("--model", type=Path, help="model folder (default: a tiny random one)")
+    parser.add_argument("--links", default=",".join(LINKS), help="only these")
+    parser.add_argument("--kinds", default=",".join(KINDS), help="only these ways to harm them")
     options = parser.parse_args(arguments)
     print(f"commit {commit()}, {hardware()}, {' '.join(sys.argv[1:])}", flush=True)
     with model_folder(options.model) as model:

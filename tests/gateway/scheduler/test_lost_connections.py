@@ -130,8 +130,19 @@ async def test_a_new_request_waits_while_the_connection_is_away_as_those_that_ru
         await all_are_right([first, second])
 
 
-@pytest.mark.parametrize("what", ["lose", "repeat", "swap", "flip"])
-@pytest.mark.parametrize(("direction", "number"), [(UP, 3), (DOWN, 1), (DOWN, 25)])
+@pytest.mark.parametrize(
+    ("what", "direction", "number"),
+    [
+        ("lose", UP, 3),
+        ("repeat", UP, 3),
+        ("flip", UP, 3),
+        ("lose", DOWN, 1),
+        ("lose", DOWN, 25),
+        ("repeat", DOWN, 25),
+        ("swap", DOWN, 25),
+        ("flip", DOWN, 25),
+    ],
+)
 async def test_frames_that_are_lost_repeated_swapped_or_changed_change_no_token(
     what: str, direction: str, number: int
 ) -> None:
