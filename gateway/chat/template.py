@@ -8,6 +8,7 @@ import copy
 import json
 from collections.abc import Mapping
 from datetime import datetime
+from itertools import islice
 from typing import Any
 
 import jinja2
@@ -36,6 +37,9 @@ from gateway.leniency import notices
 OWN_NAMES = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
 EFFORT, SWITCH = "reasoning_effort", "enable_thinking"  # variables of templates
 THOUGHT = "<think>"  # is in the templates of models that think
+# A conversation that its template refuses is rendered again, up to so many characters in all.
+MOST_TRIED_CHARACTERS = 8 << 20
+FEWEST_FORMS = 8
 # Marks the end of a last turn that is to be continued. No text contains it, since these code points
 # are not characters.
 END_OF_LAST_TURN = "\ufdd0\ufdd1\ufdd0"
@@ -126,17 +130,23 @@ class ChatTemplate:
         if self._tells_in_words:
             messages = in_plain_words(messages, tools, has_system="system" in self.source)
             tools = ()
-        text = self._in_first_form(messages, tools, conversation.rendering)
+        num_characters = conversation.num_characters
+        text = self._in_first_form(messages, tools, conversation.rendering, num_characters)
         if conversation.rendering.continue_final_message:
             return _cut_at_end_of_last_turn(text)
         return text
 
     def _in_first_form(
-        self, messages: tuple[Message, ...], tools: tuple[Tool, ...], rendering: Rendering
+        self,
+        messages: tuple[Message, ...],
+        tools: tuple[Tool, ...],
+        rendering: Rendering,
+        num_characters: int,
     ) -> str:
         """The text of the first form that the template takes without dropping instructions.
 
-        Raises RequestError for what it says of the turns as they are, if it takes none.
+        Of long turns fewer forms are tried. Raises RequestError for what the template says of the
+        turns as they are, if it takes none.
         """
         template = self._with_tools if tools else self._plain
         variables = self._tools_variables if tools else self._variables
@@ -146,7 +156,8 @@ class ChatTemplate:
         broken = _unchanged if self._breaks is None else self._breaks.broken
         partial: str | None = None
         refusal: Exception | None = None
-        for form in forms(messages):
+        num_forms = max(FEWEST_FORMS, MOST_TRIED_CHARACTERS // max(1, num_characters))
+        for form in islice(forms(messages), num_forms):
             turns = _turns(form, is_continued=rendering.continue_final_message)
             try:
                 text = template.render(

@@ -2,6 +2,7 @@
 
 import json
 
+import jinja2
 import pytest
 
 from gateway.chat.conversation import Conversation, Message, Rendering, Tool, ToolCall
@@ -148,3 +149,24 @@ def test_a_template_with_calls_in_a_form_of_its_own_can_be_told_in_words() -> No
     assert text.startswith("null<|action|><system>You can call")
     assert f"<tool_call>\n{json.dumps({'name': 'f', 'arguments': {}})}\n</tool_call>" in text
     assert text.endswith("<user><tool_response>\n7\n</tool_response>\n")
+
+
+@pytest.mark.parametrize(("size", "most"), [(1, 100), (1 << 21, 8)])
+def test_long_turns_that_a_template_refuses_are_not_rendered_again_and_again(
+    size: int, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    renderings = 0
+
+    class Refusing:
+        def render(self, **settings: object) -> str:
+            nonlocal renderings
+            renderings += 1
+            raise jinja2.TemplateError("never")
+
+    template = ChatTemplate(EACH + "{{ tools }}", {})
+    monkeypatch.setattr(template, "_plain", Refusing())
+    calls = (ToolCall("a", "f", "{"), ToolCall("b", "f", "{}"))
+    turns = (DEVELOPER, Message("user", "x" * size), Message("assistant", "", tool_calls=calls))
+    with pytest.raises(RequestError, match="never"):
+        template.render(Conversation((*turns, LATE, USER)))
+    assert 8 <= renderings <= most
