@@ -28,6 +28,7 @@ WATCHED = ("gateway", "scheduler_svc")
 LONGEST_S = 5 * NOTED_S
 MOST_GATEWAY_MIB = 1.2 * 1024
 MIB = 1 << 20
+Call = tuple[str, dict[str, Any]]  # path and body
 NUM_UPLOADS = 60
 
 TURN = {"role": "user", "content": "Hello there"}
@@ -44,47 +45,49 @@ def words(num_bytes: int) -> str:
     return ("some words and 12 " * (num_bytes // 18 + 1))[:num_bytes]
 
 
-def completion(**fields: Any) -> tuple[str, dict[str, Any]]:
+def completion(**fields: Any) -> Call:
     return "/v1/completions", {"prompt": "Hello", "max_tokens": 1, **fields}
 
 
-def chat(**fields: Any) -> tuple[str, dict[str, Any]]:
+def chat(**fields: Any) -> Call:
     return "/v1/chat/completions", {"messages": [TURN], "max_tokens": 1, **fields}
 
 
-def calls() -> dict[str, tuple[str, dict[str, Any]]]:
-    """One call each; some are served and some refused, which is for other tests."""
-    return {
-        "largest text": ("/tokenize", {"prompt": words(MIB)}),
-        "text of 30 MB": ("/tokenize", {"prompt": words(30_000_000)}),
-        "wide text": ("/tokenize", {"prompt": "\N{GRINNING FACE}" * (MIB // 4)}),
-        "long prompt": completion(prompt=words(3 * MIB)),
-        "prompt scores": completion(prompt=PROMPT, prompt_logprobs=20),
-        "streamed prompt scores": completion(prompt=PROMPT, prompt_logprobs=20, stream=True),
-        "scores of a chat": chat(
-            messages=[{"role": "user", "content": words(6000)}], prompt_logprobs=20
-        ),
-        "echo": completion(prompt=[PROMPT[:600]] * 2, echo=True, logprobs=20, n=2),
-        "15 million ids": completion(prompt=[1234] * 6_000_000),
-        "a million wrong elements": completion(stop=[1] * 1_000_000),
-        "a thousand turns": chat(messages=[TURN, {"role": "assistant", "content": "ok"}] * 512),
-        "a thousand items": ("/v1/responses", {"input": [TURN] * 1000, "max_output_tokens": 1}),
-        "128 tools": chat(tools=[tool(number) for number in range(128)]),
-        "large stop strings": completion(
-            stop=[f"{'x' * 1000}{number}" for number in range(16)], n=16, max_tokens=20
-        ),
-        "bad words": completion(bad_words=[f"{'ab 1 ' * 30}{number}" for number in range(128)]),
-        "biases": completion(logit_bias={str(number): 1 for number in range(1024)}, n=16),
-        "allowed ids": completion(allowed_token_ids=list(range(16384)), n=16),
-        "many prompts": completion(prompt=[f"{number} times" for number in range(512)]),
-        "many inputs": ("/v1/embeddings", {"input": [f"{number} times" for number in range(512)]}),
-        "many documents": (
-            "/v1/rerank",
-            {"query": "q", "documents": [f"{number} times" for number in range(256)]},
-        ),
-        "many ids": ("/detokenize", {"tokens": [5] * 260_000}),
-        "body of 31 MiB": chat(messages=[{"role": "user", "content": "x" * (31 * MIB)}]),
-    }
+# One call each, made when it is sent; some are served and some refused, which is for other tests.
+CALLS: dict[str, Callable[[], Call]] = {
+    "largest text": lambda: ("/tokenize", {"prompt": words(MIB)}),
+    "text of 30 MB": lambda: ("/tokenize", {"prompt": words(30_000_000)}),
+    "wide text": lambda: ("/tokenize", {"prompt": "\N{GRINNING FACE}" * (MIB // 4)}),
+    "long prompt": lambda: completion(prompt=words(3 * MIB)),
+    "prompt scores": lambda: completion(prompt=PROMPT, prompt_logprobs=20),
+    "streamed prompt scores": lambda: completion(prompt=PROMPT, prompt_logprobs=20, stream=True),
+    "scores of a chat": lambda: chat(
+        messages=[{"role": "user", "content": words(6000)}], prompt_logprobs=20
+    ),
+    "echo": lambda: completion(prompt=[PROMPT[:600]] * 2, echo=True, logprobs=20, n=2),
+    "15 million ids": lambda: completion(prompt=[1234] * 6_000_000),
+    "a million wrong elements": lambda: completion(stop=[1] * 1_000_000),
+    "a thousand turns": lambda: chat(messages=[TURN, {"role": "assistant", "content": "ok"}] * 512),
+    "a thousand items": lambda: ("/v1/responses", {"input": [TURN] * 1000, "max_output_tokens": 1}),
+    "128 tools": lambda: chat(tools=[tool(number) for number in range(128)]),
+    "large stop strings": lambda: completion(
+        stop=[f"{'x' * 1000}{number}" for number in range(16)], n=16, max_tokens=20
+    ),
+    "bad words": lambda: completion(bad_words=[f"{'ab 1 ' * 30}{number}" for number in range(128)]),
+    "biases": lambda: completion(logit_bias={str(number): 1 for number in range(1024)}, n=16),
+    "allowed ids": lambda: completion(allowed_token_ids=list(range(16384)), n=16),
+    "many prompts": lambda: completion(prompt=[f"{number} times" for number in range(512)]),
+    "many inputs": lambda: (
+        "/v1/embeddings",
+        {"input": [f"{number} times" for number in range(512)]},
+    ),
+    "many documents": lambda: (
+        "/v1/rerank",
+        {"query": "q", "documents": [f"{number} times" for number in range(256)]},
+    ),
+    "many ids": lambda: ("/detokenize", {"tokens": [5] * 260_000}),
+    "body of 31 MiB": lambda: chat(messages=[{"role": "user", "content": "x" * (31 * MIB)}]),
+}
 
 
 @dataclass(slots=True)
@@ -108,8 +111,8 @@ def suite(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         post(product, *chat())
         asks = asking(product, seen.answers)
         stack.callback(asks)
-        for name, (path, body) in calls().items():
-            watched(product, seen, name, lambda path=path, body=body: post(product, path, body))
+        for name, call in CALLS.items():
+            watched(product, seen, name, lambda call=call: post(product, *call()))
         watched(product, seen, "clients that leave", lambda: leave(product))
         watched(product, seen, "unfinished uploads", lambda: upload(product))
         asks()
@@ -194,7 +197,7 @@ def peak_mib(pid: int) -> float:
     return int(line.split()[1]) / 1024
 
 
-@pytest.mark.parametrize("name", [*calls(), "clients that leave", "unfinished uploads"])
+@pytest.mark.parametrize("name", [*CALLS, "clients that leave", "unfinished uploads"])
 def test_no_event_loop_computes_for_long(name: str, suite: Suite) -> None:
     assert suite.statuses[name] in (200, 400, 413), name
     for module in WATCHED:
