@@ -249,7 +249,7 @@ def _add_generation_routes(app: FastAPI, pipeline: Pipeline, keeping: Keeping) -
 
 
 def _add_retrieval_routes(app: FastAPI, pipeline: Pipeline, tokenizer: Tokenizer) -> None:
-    """What others' retrieval stacks and routers call."""
+    """The routes that retrieval stacks and routers call."""
     add_cohere_routes(app, pipeline, tokenizer, ANSWERS)
     add_scoring_routes(app, pipeline, tokenizer)
     add_pooling_routes(app, pipeline)

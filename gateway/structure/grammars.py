@@ -120,7 +120,7 @@ class _Checks:
 
 
 def _nothing() -> None:
-    """What quick checks do at their end: they are not counted."""
+    """Ends a quick check, of which nothing is counted."""
 
 
 def _without_failing(

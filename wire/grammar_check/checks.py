@@ -131,7 +131,7 @@ class GrammarChecks:
             process.end()
 
     def _outcome_of(self, key: bytes, *, is_quick: bool) -> "tuple[_Outcome, bool]":
-        """What is known or being found out, and whether the caller is to find it out."""
+        """The outcome, known or being found out, and whether the caller is to find it out."""
         with self._lock:
             known = self._known.get(key)
             if is_mine := known is None or (known.is_slow() and not is_quick):

@@ -1,13 +1,16 @@
 """A schema with its references: what they lead to, and where numbers would be rounded. Pure."""
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from typing import Any
+from urllib.parse import unquote
 
 from gateway.structure import keywords
 from gateway.structure.exact.failures import NotWritten
 from gateway.structure.exact.numbers import plain, rounded_keywords
 
 _COMBINERS = frozenset({"$ref", "anyOf", "oneOf"})
+MAX_STEPS = 50_000  # schemas that are looked at, each as often as it is; a second's work
 _OUTSIDE = frozenset({"$defs", "definitions", "$id", "$anchor"})
 
 
@@ -18,18 +21,21 @@ class SchemaDocument:
         self.root = root
         self._combines = any(map(_combines, schemas_in(root)))
         self._rounded_references: set[str] | None = None
+        self._num_steps = 0
 
     def resolve(self, reference: Any) -> Any:
         """The schema that a reference leads to. Raises NotWritten for one that is no pointer."""
         if not isinstance(reference, str) or not f"{reference}/".startswith("#/"):
             raise NotWritten(f"the reference {reference!r:.64} is not followed here")
         found = self.root
-        for step in reference.split("/")[1:]:
+        for step in unquote(reference).split("/")[1:]:
             name = step.replace("~1", "/").replace("~0", "~")
-            try:
-                found = found[int(name)] if isinstance(found, list) else found[name]
-            except (LookupError, TypeError, ValueError):
-                raise NotWritten(f"the reference {reference!r:.64} leads nowhere") from None
+            if isinstance(found, list) and name.isdecimal() and int(name) < len(found):
+                found = found[int(name)]
+            else:
+                found = found.get(name) if isinstance(found, dict) else None
+        if not isinstance(found, dict | bool):
+            raise NotWritten(f"the reference {reference!r:.64} leads to no schema")
         return found
 
     def is_rounded(self) -> bool:
@@ -46,8 +52,19 @@ class SchemaDocument:
             self._rounded_references = self._find_rounded_references()
         return any(
             self.rounds(part) or part.get("$ref") in self._rounded_references
-            for part in schemas_in(schema)
+            for part in self._counted(schema)
         )
+
+    def spend(self, num_steps: int) -> None:
+        """Counts work. Raises NotWritten when it is too much."""
+        self._num_steps += num_steps
+        if self._num_steps > MAX_STEPS:
+            raise NotWritten("its parts lead to each other in too many ways")
+
+    def _counted(self, schema: Any) -> Iterator[dict[str, Any]]:
+        for part in schemas_in(schema):
+            self.spend(1)
+            yield part
 
     def closed(self, schema: Any) -> Any:
         """The same schema as a document of its own. Raises NotWritten."""
@@ -76,18 +93,24 @@ class SchemaDocument:
         return own
 
     def _find_rounded_references(self) -> set[str]:
-        leads_to: dict[str, set[str]] = {}
-        found: set[str] = set()
-        todo = {one["$ref"] for one in schemas_in(self.root) if isinstance(one.get("$ref"), str)}
-        for reference in todo:
-            parts = list(schemas_in(self.resolve(reference)))
-            leads_to[reference] = {str(part["$ref"]) for part in parts if "$ref" in part}
-            if any(map(self.rounds, parts)):
-                found.add(reference)
-        size = -1
-        while size < len(found):
-            size = len(found)
-            found |= {one for one, others in leads_to.items() if others & found}
+        led_to_by: dict[str, set[str]] = defaultdict(set)
+        inside: dict[int, tuple[bool, set[str]]] = {}  # of a schema that is led to
+        todo: list[str] = []
+        for reference in {str(one["$ref"]) for one in schemas_in(self.root) if "$ref" in one}:
+            schema = self.resolve(reference)
+            if id(schema) not in inside:
+                parts = list(self._counted(schema))
+                others = {str(part["$ref"]) for part in parts if "$ref" in part}
+                inside[id(schema)] = any(map(self.rounds, parts)), others
+            is_rounded, others = inside[id(schema)]
+            for other in others:
+                led_to_by[other].add(reference)
+            todo += [reference] if is_rounded else []
+        found = set(todo)
+        while todo:
+            new = led_to_by[todo.pop()] - found
+            found |= new
+            todo += new
         return found
 
 

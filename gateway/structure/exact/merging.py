@@ -4,7 +4,7 @@ Pure. What cannot be merged is told by an exception; the parts of an alternative
 """
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -13,7 +13,8 @@ from gateway.structure.exact.numbers import fraction, is_number, plain, range_of
 
 Schema = dict[str, Any]
 
-MAX_ALTERNATIVES = 256
+MAX_ALTERNATIVES = 1_024
+MAX_EXCLUSIVE = 64  # that are compared, each with each of the others
 MAX_DEPTH = 32
 TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
 _OUTSIDE = frozenset({"$defs", "definitions", "$id", "$anchor"})
@@ -24,8 +25,9 @@ _SMALLER = frozenset({"maximum", "exclusiveMaximum", "maxLength", "maxItems", "m
 class Merger:
     """Reads the schemas of one document."""
 
-    def __init__(self, resolve: Callable[[str], Any]) -> None:
+    def __init__(self, resolve: Callable[[str], Any], spend: Callable[[int], None]) -> None:
         self._resolve = resolve  # a reference's schema
+        self._spend = spend  # counts work; raises NotWritten
 
     def alternatives(self, schema: Any, depth: int = 0) -> list[Schema]:
         """Schemas without combinators that together allow the same. Raises NotWritten."""
@@ -40,11 +42,12 @@ class Merger:
         for name in ("anyOf", "oneOf"):
             kinds = [self.alternatives(part, depth + 1) for part in own.pop(name, ())]
             if name == "oneOf" and not _all_disjoint(kinds):
-                raise NotWritten("its oneOf may overlap")
+                raise NotWritten("its oneOf may overlap, or has many parts")
             if name in schema:
                 groups.append([one for kind in kinds for one in kind])
         merged = [{name: value for name, value in own.items() if name not in _OUTSIDE}]
         for group in groups:
+            self._spend(len(merged) * len(group))
             merged = [
                 one
                 for first, second in itertools.product(merged, group)
@@ -56,7 +59,10 @@ class Merger:
 
 
 def merge(first: Schema, second: Schema) -> Schema | None:
-    """What both allow, without combinators at the top; None: nothing. Raises NotWritten."""
+    """The schema of what both allow, without combinators at the top. Raises NotWritten.
+
+    None: they have nothing in common.
+    """
     if first.keys() & {"prefixItems"} or second.keys() & {"prefixItems"}:
         _refuse_both(first, second, {"prefixItems", "items"})
     if "patternProperties" in first or "patternProperties" in second:
@@ -86,10 +92,8 @@ def _refuse_both(first: Schema, second: Schema, names: set[str]) -> None:
 def _both(name: str, first: Any, second: Any) -> Any:
     if first == second and type(first) is type(second):
         return first
-    if name in _LARGER:
-        return max(first, second)
-    if name in _SMALLER:
-        return min(first, second)
+    if name in _LARGER | _SMALLER and is_number(first) and is_number(second):
+        return max(first, second) if name in _LARGER else min(first, second)
     if name == "type":
         return _common_types(first, second)
     if name == "required":
@@ -126,7 +130,7 @@ def _common_types(first: Any, second: Any) -> list[str]:
 def _merge_values(merged: Schema, first: Schema, second: Schema) -> None:
     lists = [found for one in (first, second) if (found := values_of(one)) is not None]
     if len(lists) == 2:
-        allowed = [_key(value) for value in lists[1]]
+        allowed = {_key(value) for value in lists[1]}
         merged["enum"] = [value for value in lists[0] if _key(value) in allowed]
         merged.pop("const", None)
 
@@ -139,17 +143,17 @@ def values_of(schema: Mapping[str, Any]) -> list[Any] | None:
     return [value for value in known if _key(value) == _key(schema["const"])]
 
 
-def _key(value: Any) -> Any:
-    """Equal for equal JSON: true is not 1, and 1.0 is."""
+def _key(value: Any) -> Hashable:
+    """The same for equal JSON: true is not 1, and 1.0 is."""
     if isinstance(value, bool):
         return ("flag", value)
     if is_number(value):
         return ("number", value)
     if isinstance(value, list):
-        return ("list", [_key(part) for part in value])
+        return ("list", *map(_key, value))
     if isinstance(value, dict):
-        return ("map", {name: _key(part) for name, part in value.items()})
-    return value
+        return ("map", frozenset((name, _key(part)) for name, part in value.items()))
+    return ("text or null", value)
 
 
 def _merge_properties(merged: Schema, first: Schema, second: Schema) -> None:
@@ -167,7 +171,7 @@ def _merge_properties(merged: Schema, first: Schema, second: Schema) -> None:
 
 
 def _all_disjoint(kinds: Sequence[Sequence[Schema]]) -> bool:
-    return all(
+    return sum(map(len, kinds)) <= MAX_EXCLUSIVE and all(
         _are_disjoint(one, other)
         for first, second in itertools.combinations(kinds, 2)
         for one, other in itertools.product(first, second)
@@ -200,7 +204,7 @@ def _are_disjoint(first: Schema, second: Schema) -> bool:
         return True
     values = values_of(first), values_of(second)
     if values[0] is not None and values[1] is not None:
-        known = [_key(value) for value in values[1]]
+        known = {_key(value) for value in values[1]}
         return not any(_key(value) in known for value in values[0])
     if types <= {"integer", "number"}:
         is_integer = types == {"integer"}

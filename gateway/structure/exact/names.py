@@ -14,12 +14,12 @@ _TOKEN = re.compile(r"\\.|\[(?:\\.|[^\]\\])*\]|.", re.DOTALL)
 
 
 def quoted(value: Any) -> str:
-    """What matches a text, true, false or null as JSON writes it."""
+    """A text, true, false or null in JSON, as a literal of the grammar."""
     return json.dumps(json.dumps(value, ensure_ascii=False), ensure_ascii=False)
 
 
 def searched(pattern: str) -> str:
-    """What matches a name in quotes in which a pattern is found. Raises NotWritten."""
+    """The terminal of a name in quotes in which a pattern is found. Raises NotWritten."""
     tokens = _TOKEN.findall(pattern)
     is_begun, is_ended = tokens[:1] == ["^"], len(tokens) > 1 and tokens[-1] == "$"
     inner = tokens[int(is_begun) : len(tokens) - int(is_ended)]

@@ -7,7 +7,7 @@ change is told here; everything is compared as a fraction, so nothing is rounded
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from decimal import Decimal
+from decimal import Decimal, InvalidOperation
 from fractions import Fraction
 from typing import Any
 
@@ -36,8 +36,14 @@ def read_number(text: str) -> float:
     number = float(text)
     if len(text) <= MAX_HELD_DIGITS + 1 and abs(number) > _LEAST_NORMAL:
         return number
-    is_exact = math.isinf(number) or Decimal(text) == Decimal(repr(number))
-    return number if is_exact else Rounded(number)
+    return number if math.isinf(number) or _is_exact(text, number) else Rounded(number)
+
+
+def _is_exact(text: str, number: float) -> bool:
+    try:
+        return Decimal(text) == Decimal(repr(number))
+    except InvalidOperation:  # its exponent has more digits than are read
+        return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +79,7 @@ class NumberRange:
         return self.low > self.high
 
     def factors(self) -> range:
-        """What times the step makes each number; the step and both bounds are known."""
+        """The multiples of the step, each divided by it; the step and both bounds are known."""
         assert self.low is not None and self.high is not None and self.step is not None
         first, last = self.low / self.step, self.high / self.step
         start, stop = math.ceil(first), math.floor(last)

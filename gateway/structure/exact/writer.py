@@ -25,6 +25,7 @@ from gateway.structure.exact.patterns import one_of, patterns_of, text_of
 
 MAX_RULES = 5_000
 MAX_NESTING = 64
+CHARACTERS_PER_STEP = 1_000
 _NUMBER_KEYS = frozenset({*BOUNDS, "multipleOf"})
 _ITEM_KEYS = frozenset({"items", "prefixItems", "minItems", "maxItems"})
 _MEMBER_KEYS = frozenset(
@@ -54,7 +55,7 @@ class _Writer:
 
     def __init__(self, document: SchemaDocument, options: Mapping[str, Any], blanks: str) -> None:
         self._document = document
-        self._merger = Merger(document.resolve)
+        self._merger = Merger(document.resolve, document.spend)
         self._options = dict(options)
         self._blanks = blanks
         self._rules: list[str] = []
@@ -77,6 +78,7 @@ class _Writer:
         if schema is False:
             return None
         key = json.dumps(schema)
+        self._document.spend(1 + len(key) // CHARACTERS_PER_STEP)
         if key not in self._schemas:
             self._schemas[key] = name = self._name("s")
             self._open.add(name)

@@ -2,6 +2,7 @@
 
 import json
 import random
+import time
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any
@@ -13,7 +14,7 @@ import tokenizers
 from jsonschema import validators
 
 from gateway.errors import ErrorKind, RequestError
-from gateway.structure.exact.numbers import read_number
+from gateway.structure.exact.numbers import Rounded, read_number
 from gateway.structure.structure import JsonSchema
 from tests.exact_schemas import Maker
 from tests.worker_svc.spelling import EOS, VOCAB_SIZE, make_tokenizer
@@ -21,6 +22,7 @@ from wire.grammar import BadGrammar, Matcher, Vocabulary, new_matcher, read_voca
 
 NUM_SCHEMAS = 500
 MAX_TOKENS = 400
+BIG = 1234567890123456789
 REFUSED = (ErrorKind.INVALID, ErrorKind.UNSUPPORTED)
 
 
@@ -131,3 +133,54 @@ def test_numbers_that_doubles_round_are_exact_or_refused_by_their_place(
             continue
         validator.validate(exactly(tokenizer.decode(token_ids, skip_special_tokens=False)))
     assert num_refused <= NUM_SCHEMAS // 5 and num_open <= NUM_SCHEMAS // 10
+
+
+@pytest.mark.parametrize(
+    ("schema", "problem"),
+    [
+        ({"title": "x", "anyOf": [{"const": BIG}, {"$ref": "#/title"}]}, "leads to no schema"),
+        ({"anyOf": [{"const": BIG}, {"$ref": "#/anyOf/-1"}]}, "leads to no schema"),
+        ({"allOf": [{"minLength": "a"}, {"minLength": 1}], "const": BIG}, "combines minLength"),
+        ({"anyOf": [{"const": BIG + i} for i in range(3_000)]}, "more than 1024 alternatives"),
+        (
+            {
+                "$defs": {
+                    "a": {
+                        "properties": {
+                            "x": {
+                                "allOf": [
+                                    {"$ref": "#/$defs/a"},
+                                    {"properties": {"x": {"$ref": "#/$defs/a"}}},
+                                ]
+                            }
+                        },
+                        "required": ["x"],
+                        "minimum": BIG,
+                    }
+                },
+                "$ref": "#/$defs/a",
+            },
+            "too many ways",
+        ),
+        ({"$defs": {"a": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a", "const": BIG}, "lead back"),
+    ],
+)
+def test_what_is_not_written_is_refused_in_bounded_work(schema: Any, problem: str) -> None:
+    before = time.thread_time()
+    with pytest.raises(RequestError, match=problem):
+        JsonSchema("schema", schema).to_grammar()
+    assert time.thread_time() - before < 30  # hundredths of a second each, but for one
+
+
+def test_a_schema_that_only_describes_loses_what_cannot_be_exact() -> None:
+    schema = {"properties": {"const": {"enum": [BIG]}, "minimum": {"multipleOf": BIG}}}
+    plain = {"properties": {"const": {}, "minimum": {}}}
+    grammars = [JsonSchema("schema", one, is_loose=True).to_grammar() for one in (schema, plain)]
+    assert grammars[0] == grammars[1]
+
+
+@pytest.mark.parametrize("text", ["1e-99999999999999999999", "1e-400", "0.12345678901234567890"])
+def test_decimals_that_lose_digits_are_told_apart(text: str) -> None:
+    assert isinstance(read_number(text), Rounded)
+    assert not isinstance(read_number("0.1"), Rounded)
+    assert not isinstance(read_number("1e308"), Rounded)
