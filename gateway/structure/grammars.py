@@ -23,7 +23,7 @@ from wire.grammar import BadGrammar, BadVocabulary, GrammarTooLarge
 from wire.grammar_check.checks import ChecksLost, GrammarChecks, SlowGrammar, VocabularySource
 from wire.grammar_check.limits import CheckLimits
 
-NUM_QUICK_THREADS = 4  # threads of their own, so that tokenizing never waits for a grammar
+NUM_QUICK_THREADS = 2  # threads of their own, so that tokenizing never waits for a grammar
 NUM_SLOW_THREADS = 2
 
 

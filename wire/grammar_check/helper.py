@@ -22,7 +22,7 @@ from wire.grammar import (
     read_vocabulary,
 )
 from wire.grammar_check import frames
-from wire.grammar_check.limits import SLOW_SIGNAL, CheckLimits, give_way
+from wire.grammar_check.limits import QUICK_NICENESS, SLOW_SIGNAL, CheckLimits, give_way
 
 
 class Helper:
@@ -66,6 +66,9 @@ class Helper:
         """Checks grammars in the child until no more come; never returns."""
         try:
             signal.set_wakeup_fd(-1)
+            if not is_quick:
+                os.setsid()  # with a share of time of its own
+                give_way()
             self._limits.apply(is_quick=is_quick)
             while True:
                 grammar = frames.receive(connection).decode()
@@ -107,7 +110,7 @@ def _answer(vocabulary: Vocabulary, grammar: str) -> bytes:
 def main() -> None:
     # A fork for a check must find one thread: the Rust library starts none before it is used.
     control = socket.socket(fileno=os.dup(sys.stdin.fileno()))
-    give_way()
+    give_way(QUICK_NICENESS)
     settings = json.loads(frames.receive(control))
     try:
         vocabulary = read_vocabulary(

@@ -9,12 +9,13 @@ from dataclasses import dataclass
 # In seconds and MiB; a grammar within them is read a second time by the worker's own threads, on a
 # stack sixteen times as large (`worker_svc/sampling/matcher_threads.py`).
 CPU_S = 5
-QUICK_S = 0.25  # of CPU; what takes longer is checked apart from the others
+QUICK_S = 0.1  # of CPU; what takes longer is checked apart from the others
 WALL_S = 300  # on a machine that has other things to do, 5 s of CPU may take minutes
 MEMORY_MIB = 512
 STACK_MIB = 4
 SLOW_SIGNAL = signal.SIGPROF  # ends a quick check that takes longer
 NICENESS = 10  # what answers requests comes first
+QUICK_NICENESS = 5  # and quick checks before full ones
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,15 +56,15 @@ class CheckLimits:
                 return f"the grammar ended the process that read it (signal {signal_number})"
 
 
-def give_way() -> None:
+def give_way(niceness: int = NICENESS) -> None:
     """Lets everything else on the machine run before this process, which leads a session.
 
     Where the kernel shares time between sessions first (autogroups), niceness counts only within
     one, so the session gets it, too.
     """
-    os.nice(NICENESS)
+    os.nice(niceness - os.nice(0))
     with contextlib.suppress(OSError), open("/proc/self/autogroup", "w", encoding="ascii") as file:
-        file.write(str(NICENESS))
+        file.write(str(niceness))
 
 
 def _limit(what: int, most: int) -> None:
