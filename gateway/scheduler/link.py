@@ -204,10 +204,8 @@ class SchedulerLink:
         try:
             await call.wait_for_connection()
             outbox.put_nowait(hello_to_proto(self._gateway))
-            self._silence, watching = (
-                StreamSilence(),
-                asyncio.create_task(self._watch(outbox, call)),
-            )
+            self._silence = StreamSilence()
+            watching = asyncio.create_task(self._watch(outbox, call))
             async for frame in call:
                 self._silence.end()
                 check.check(frame)
