@@ -179,10 +179,10 @@ def _read_events(response: http.client.HTTPResponse, seen: Seen) -> None:
         seen.problem = f"HTTP {response.status}: {response.read()[:200]!r}"
         return
     for line in response:
-        data = line.decode().removeprefix("data: ").strip()
+        field, _, data = line.decode().strip().partition(": ")
         if data == "[DONE]":
             return
-        if data:
+        if field == "data":  # others are empty, or comments that say that the stream goes on
             _read_event(json.loads(data), seen)
     seen.problem, seen.is_cut = "the stream ended without [DONE]", True
 
