@@ -65,7 +65,7 @@ CALLS: dict[str, Callable[[], Call]] = {
         messages=[{"role": "user", "content": words(6000)}], prompt_logprobs=20
     ),
     "echo": lambda: completion(prompt=[PROMPT[:600]] * 2, echo=True, logprobs=20, n=2),
-    "15 million ids": lambda: completion(prompt=[1234] * 6_000_000),
+    "15 million ids": lambda: completion(prompt=[1] * 15_000_000),
     "a million wrong elements": lambda: completion(stop=[1] * 1_000_000),
     "a thousand turns": lambda: chat(messages=[TURN, {"role": "assistant", "content": "ok"}] * 512),
     "a thousand items": lambda: ("/v1/responses", {"input": [TURN] * 1000, "max_output_tokens": 1}),
