@@ -169,7 +169,8 @@ typedef struct {
     float keys[KEY_PART][KEY_TILE]; /* transposed */
 } running;
 
-/* scores[h][j] = q[h] . keys[j]; `part` has space, and finite numbers. */
+/* scores[h][j] = q[h] . keys[j]; `part` is space for keys. Scores past the last key are of what it
+ * held before, and mean nothing. */
 INLINED void score_tile(const cached *const *keys, long count, long d, const int heads,
                         float (*restrict q)[MAX_HEAD_DIM + PAIR], float (*restrict part)[KEY_TILE],
                         float (*restrict scores)[KEY_TILE]) {
@@ -316,7 +317,7 @@ static void attend_block(const attention *a, const scalar *qkv, const scalar *qk
     long d = a->head_dim, count = b->num_queries * b->heads;
     long first_head = b->kv_head * b->heads, context = a->context_lens[b->sequence];
     long first_position = context - (a->starts[b->sequence + 1] - b->first_row);
-    memset(s.keys, 0, sizeof s.keys);
+    memset(s.keys, 0, d * sizeof s.keys[0]);
     for (long r = 0; r < count; r++) {
         long row = b->first_row + r / b->heads, head = first_head + r % b->heads;
         prepare_head(a, row_of_head(a, qkv, row, head), norm_of_head(a, qk_norm, head), row, s.q[r]);
