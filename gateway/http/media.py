@@ -51,8 +51,8 @@ def _carries(value: Any) -> bool:
 def problem(kind: str, known: Collection[str]) -> str:
     """Why a part of this type is refused."""
     if kind in _IMAGES:
-        return f"{IMAGE}. {NO_IMAGE}"
+        return f"{IMAGE} ({kind}). {NO_IMAGE}"
     if kind in _FILES:
-        return FILE
+        return f"{FILE} ({kind})"
     supported = " or ".join(map(repr, known))
     return f"{kind[:64]!r} is not supported by this model, only {supported}"

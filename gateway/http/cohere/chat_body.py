@@ -20,7 +20,7 @@ from gateway.generation import GenerationRequest, SamplingParams
 from gateway.http import fields, media
 from gateway.http.anthropic.thinking import Thinker, ThinkingOptions
 from gateway.http.messages import Strict, ToolCallBody, Tools, to_tools
-from gateway.http.schema import Body
+from gateway.http.schema import RANDOM_SEED, Body
 from gateway.structure.structure import ANY_OBJECT, JsonSchema
 from gateway.text.unicode import to_json
 
@@ -197,7 +197,7 @@ class CohereChatBody(Body):
                 temperature=self.temperature,
                 top_p=self.p,
                 top_k=self.k,
-                seed=self.seed,
+                seed=None if self.seed == RANDOM_SEED else self.seed,
                 max_tokens=self.max_tokens,
                 frequency_penalty=self.frequency_penalty,
                 presence_penalty=self.presence_penalty,

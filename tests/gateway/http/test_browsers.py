@@ -84,7 +84,7 @@ async def test_the_documentation_is_a_page_without_a_foreign_host_or_a_script(
         (CHAT, {"messages": [], "temperature": 9}, "400 invalid_value, field messages"),
         (CHAT, {"messages": [{"role": "user"}]}, "400 invalid_value, field messages[0].content"),
         (CHAT, {"messages": "m", "my secret": 1}, "field"),
-        ("/v1/completions", {"prompt": "my secret", "best_of": 77}, "field best_of"),
+        ("/v1/completions", {"prompt": "my secret", "best_of": 777}, "field best_of"),
         (
             CHAT,
             {"messages": [{"role": "user", "content": "x"}], "chat_template_kwargs": {"tools": 7}},

@@ -63,8 +63,9 @@ async def test_models_are_listed(client: openai.AsyncOpenAI) -> None:
 async def test_errors_have_the_clients_own_types(client: openai.AsyncOpenAI) -> None:
     create = client.chat.completions.create
     with pytest.raises(openai.BadRequestError) as refusal:
-        await create(model="tiny", messages=MESSAGES, verbosity="low")
-    assert (refusal.value.param, refusal.value.code) == ("verbosity", "unsupported_parameter")
+        await create(model="tiny", messages=MESSAGES, web_search_options={})
+    named = "web_search_options", "unsupported_parameter"
+    assert (refusal.value.param, refusal.value.code) == named
     with pytest.raises(openai.NotFoundError) as missing:
         await create(model="other", messages=MESSAGES)
     assert missing.value.code == "model_not_found"
