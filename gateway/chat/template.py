@@ -6,9 +6,8 @@ functions, in a sandbox: they come with the model, but messages come from untrus
 
 import copy
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
-from itertools import islice
 from typing import Any
 
 import jinja2
@@ -29,7 +28,7 @@ from gateway.chat.conversation import (
     parse_arguments,
 )
 from gateway.chat.tool_prompt import in_plain_words
-from gateway.chat.turns import Arguments, TurnForm, forms, in_order
+from gateway.chat.turns import Arguments, TurnForm, forms, in_order, thinned
 from gateway.errors import ErrorKind, RequestError, unsupported
 from gateway.leniency import notices
 
@@ -37,9 +36,10 @@ from gateway.leniency import notices
 OWN_NAMES = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
 EFFORT, SWITCH = "reasoning_effort", "enable_thinking"  # variables of templates
 THOUGHT = "<think>"  # is in the templates of models that think
-# A conversation that its template refuses is rendered again, up to so many characters in all.
-MOST_TRIED_CHARACTERS = 8 << 20
-FEWEST_FORMS = 8
+# Above so many characters a form is tried with short texts first, after the turns as they are.
+LONG_CHARACTERS = 64 << 10
+# A template is a program: it can fail in other ways than by refusing.
+FAILURES = (jinja2.TemplateError, TypeError, ValueError, LookupError, RecursionError)
 # Marks the end of a last turn that is to be continued. No text contains it, since these code points
 # are not characters.
 END_OF_LAST_TURN = "\ufdd0\ufdd1\ufdd0"
@@ -145,8 +145,9 @@ class ChatTemplate:
     ) -> str:
         """The text of the first form that the template takes without dropping instructions.
 
-        Of long turns fewer forms are tried. Raises RequestError for what the template says of the
-        turns as they are, if it takes none.
+        Long turns are rendered in the forms alone in which it takes the same turns with short
+        texts. Raises RequestError for what the template says of the turns as they are, if it takes
+        none.
         """
         template = self._with_tools if tools else self._plain
         variables = self._tools_variables if tools else self._variables
@@ -154,26 +155,15 @@ class ChatTemplate:
         settings["tools"] = [_tool(tool) for tool in tools] or None
         settings["add_generation_prompt"] = rendering.ends_with_generation_prompt
         broken = _unchanged if self._breaks is None else self._breaks.broken
-        partial: str | None = None
-        refusal: Exception | None = None
-        num_forms = max(FEWEST_FORMS, MOST_TRIED_CHARACTERS // max(1, num_characters))
-        for form in islice(forms(messages), num_forms):
+
+        def rendered(form: TurnForm) -> str:
             turns = _turns(form, is_continued=rendering.continue_final_message)
-            try:
-                text = template.render(
-                    messages=broken(turns), **self.special_tokens, **broken(settings)
-                )
-            # A template is a program: it can fail in other ways than by refusing.
-            except (jinja2.TemplateError, TypeError, ValueError, LookupError, RecursionError) as e:
-                refusal = refusal or e
-                continue
-            if form.is_whole(mended(text)):
-                return text
-            partial = partial or text
-        if partial is not None:
-            return partial
-        problem = f"messages: the model's chat template refuses them: {refusal}"
-        raise RequestError(ErrorKind.INVALID, problem, field="messages") from refusal
+            return template.render(
+                messages=broken(turns), **self.special_tokens, **broken(settings)
+            )
+
+        is_long = num_characters > LONG_CHARACTERS
+        return _first_whole(_with_thin(forms(messages), messages, is_long=is_long), rendered)
 
     def _settings(self, rendering: Rendering, variables: frozenset[str]) -> dict[str, Any]:
         """Template variables set by a request. Raises RequestError for unknown ones."""
@@ -218,6 +208,49 @@ def _unchanged(value: Any) -> Any:
 
 def _variables(environment: jinja2.Environment, source: str) -> frozenset[str]:
     return frozenset(jinja2.meta.find_undeclared_variables(environment.parse(source)))
+
+
+def _first_whole(
+    found: Iterable[tuple[TurnForm, TurnForm | None]], rendered: Callable[[TurnForm], str]
+) -> str:
+    """The text of the first form that the template takes, best without dropping instructions.
+
+    Raises RequestError for what it says of the first one, if it takes none.
+    """
+    partial: TurnForm | None = None
+    refusal: Exception | None = None
+    for form, thin in found:
+        try:
+            if thin is not None and not thin.is_whole(mended(rendered(thin))):
+                partial = partial or form
+                continue
+            text = rendered(form)
+        except FAILURES as error:
+            refusal = refusal or error
+            continue
+        if form.is_whole(mended(text)):
+            return text
+        partial = partial or form
+    try:
+        if partial is not None:
+            return rendered(partial)
+    except FAILURES as error:
+        refusal = refusal or error
+    problem = f"messages: the model's chat template refuses them: {refusal}"
+    raise RequestError(ErrorKind.INVALID, problem, field="messages") from refusal
+
+
+def _with_thin(
+    found: Iterator[TurnForm], messages: tuple[Message, ...], *, is_long: bool
+) -> Iterator[tuple[TurnForm, TurnForm | None]]:
+    """Each form, and of long turns the same form with short texts; not of the first one."""
+    yield next(found), None
+    if not is_long:
+        yield from ((form, None) for form in found)
+        return
+    thin = forms(thinned(messages))
+    next(thin)
+    yield from zip(found, thin, strict=False)
 
 
 def _turns(form: TurnForm, *, is_continued: bool) -> list[dict[str, Any]]:

@@ -7,13 +7,15 @@ Templates differ in what else they refuse, so there are other forms of the same 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
-from itertools import takewhile
+from itertools import product, takewhile
 
 from gateway.chat.call_turns import call_forms
 from gateway.chat.conversation import Message, parse_arguments
 
 INSTRUCTING = ("system", "developer")
 _GAP = "\n\n"  # between turns that become one
+NUM_ROLE_FORMS = 7  # of `_roles`
+THIN_CHARACTERS = 64
 
 
 class Arguments(Enum):
@@ -60,21 +62,60 @@ def in_order(messages: Sequence[Message], *, has_developers: bool) -> tuple[Mess
 
 
 def forms(messages: tuple[Message, ...]) -> Iterator[TurnForm]:
-    """The forms of the turns, the one that changes least first."""
+    """The forms of the turns, the ones that change least first.
+
+    They differ in three ways: how calls and results stand, who says what, and how arguments are
+    written. A form that is far in one way comes before those that are farther in all together.
+    """
+    first = TurnForm(messages)
+    yield first  # nearly always taken: the others are made where it is not
     calls = [call for message in messages for call in message.tool_calls]
     kinds = [Arguments.WRITTEN]
     if any(isinstance(parse_arguments(call.arguments), str) for call in calls):
         kinds.append(Arguments.OBJECT)
     if calls:
         kinds.append(Arguments.TEXT)
-    seen: list[tuple[Message, ...]] = []
-    for called in call_forms(messages):
-        for turns in _roles(called):
-            if turns in seen:
-                continue
-            seen.append(turns)
-            for kind in kinds:
-                yield TurnForm(turns, kind)
+    called = list(call_forms(messages))
+    turns: dict[int, list[tuple[Message, ...]]] = {}
+    seen = [first]
+    places = product(range(len(called)), range(NUM_ROLE_FORMS), range(len(kinds)))
+    for called_at, roles_at, kind_at in sorted(places, key=sum):
+        if called_at not in turns:
+            turns[called_at] = list(_roles(called[called_at]))
+        form = TurnForm(turns[called_at][roles_at], kinds[kind_at])
+        if form not in seen:
+            seen.append(form)
+            yield form
+
+
+def thinned(messages: tuple[Message, ...]) -> tuple[Message, ...]:
+    """The turns with the first characters of their texts alone, to ask a template for their form.
+
+    What templates refuse is how turns stand, and how calls are written; not what they say.
+    """
+    return tuple(
+        replace(
+            message,
+            content=_start(message.content),
+            reasoning=_start(message.reasoning),
+            tool_calls=tuple(
+                replace(call, arguments=_thin_arguments(call.arguments))
+                for call in message.tool_calls
+            ),
+        )
+        for message in messages
+    )
+
+
+def _start(text: str | None) -> str | None:
+    return None if text is None else text[:THIN_CHARACTERS]
+
+
+def _thin_arguments(arguments: str) -> str:
+    """Short arguments as they are; of long ones their kind: an object, or text that is none."""
+    if len(arguments) <= THIN_CHARACTERS:
+        return arguments
+    return "cut" if isinstance(parse_arguments(arguments), str) else "{}"
 
 
 def _roles(messages: tuple[Message, ...]) -> Iterator[tuple[Message, ...]]:

@@ -1,10 +1,14 @@
 """Calls as strict templates take them: with ids of nine letters and digits, and one a turn."""
 
+from dataclasses import replace
+
 import pytest
 
 from gateway.chat.call_turns import call_forms, one_call_a_turn, with_short_ids
 from gateway.chat.conversation import Conversation, Message, ToolCall
-from gateway.chat.template import ChatTemplate
+from gateway.chat.template import LONG_CHARACTERS, ChatTemplate
+from gateway.chat.turns import forms
+from gateway.errors import RequestError
 
 USER = Message("user", "Hello")
 CALLS = tuple(ToolCall(f"toolu_{number}", "look", "{}") for number in range(3))
@@ -72,3 +76,41 @@ def test_what_a_user_says_after_a_result_stays_where_users_take_turns() -> None:
     text = ChatTemplate(alternating, {}).render(Conversation(TURNS))
     assert text.count("user: ") == 1
     assert "tool: seen toolu_2\n\nHello" in text
+
+
+def test_forms_that_are_near_in_every_way_come_before_those_far_in_one() -> None:
+    call = ToolCall("call_1", "look", "{}")
+    messages = (
+        Message("system", "Be brief."),
+        Message("user", "Look."),
+        Message("assistant", None, tool_calls=(call, replace(call, id="call_2"))),
+        Message("tool", "a", tool_call_id="call_1"),
+        Message("tool", "b", tool_call_id="call_2"),
+    )
+    found = list(forms(messages))
+    assert found[0].messages == messages
+    shortened = [is_short(form.messages) for form in found]
+    alone = [max(len(message.tool_calls) for message in form.messages) == 1 for form in found]
+    assert shortened.index(True) < 4
+    assert [a and b for a, b in zip(shortened, alone, strict=True)].index(True) < 12
+    assert len({(form.messages, form.arguments) for form in found}) == len(found)
+
+
+def is_short(messages: tuple[Message, ...]) -> bool:
+    return all(len(call.id) == 9 for message in messages for call in message.tool_calls)
+
+
+@pytest.mark.parametrize("num_turns", [2, 600])
+def test_long_turns_are_rendered_whole_in_the_form_that_is_taken_alone(num_turns: int) -> None:
+    text = "word " * (LONG_CHARACTERS // num_turns)
+    turns = TURNS + num_turns * (Message("assistant", text), USER)
+    template = ChatTemplate(STRICT + "{{ messages | map(attribute='content') | join }}", {})
+    whole = template.render(Conversation(turns))
+    assert whole.count("word") == text.count("word") * num_turns
+
+
+def test_long_turns_that_no_form_mends_are_refused_in_the_templates_words() -> None:
+    template = ChatTemplate("{{ raise_exception('never') }}", {})
+    turns = (Message("user", "x" * (2 * LONG_CHARACTERS)),)
+    with pytest.raises(RequestError, match="never"):
+        template.render(Conversation(turns))

@@ -151,16 +151,15 @@ def test_a_template_with_calls_in_a_form_of_its_own_can_be_told_in_words() -> No
     assert text.endswith("<user><tool_response>\n7\n</tool_response>\n")
 
 
-@pytest.mark.parametrize(("size", "most"), [(1, 100), (1 << 21, 8)])
-def test_long_turns_that_a_template_refuses_are_not_rendered_again_and_again(
-    size: int, most: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("size", [1, 1 << 21])
+def test_long_turns_that_a_template_refuses_are_rendered_whole_once(
+    size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    renderings = 0
+    sizes: list[int] = []
 
     class Refusing:
-        def render(self, **settings: object) -> str:
-            nonlocal renderings
-            renderings += 1
+        def render(self, messages: list[dict[str, object]], **settings: object) -> str:
+            sizes.append(sum(len(str(message["content"])) for message in messages))
             raise jinja2.TemplateError("never")
 
     template = ChatTemplate(EACH + "{{ tools }}", {})
@@ -169,4 +168,5 @@ def test_long_turns_that_a_template_refuses_are_not_rendered_again_and_again(
     turns = (DEVELOPER, Message("user", "x" * size), Message("assistant", "", tool_calls=calls))
     with pytest.raises(RequestError, match="never"):
         template.render(Conversation((*turns, LATE, USER)))
-    assert 8 <= renderings <= most
+    assert 8 <= len(sizes) <= 100
+    assert sum(shown >= size > 1 for shown in sizes) <= 1
