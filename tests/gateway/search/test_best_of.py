@@ -94,7 +94,7 @@ async def test_as_many_as_n_chooses_nothing(stream: bool, running: Any, submits:
     ("field", "fields"),
     [
         ("best_of", {"best_of": 1}),  # fewer than n
-        ("best_of", {"best_of": 17}),
+        ("best_of", {"best_of": 129}),
         ("best_of", {"stream": True}),
         ("n", {"n": -1, "best_of": 2}),
         ("length_penalty", {"length_penalty": 0.5}),

@@ -3,7 +3,6 @@
 from dataclasses import replace
 from pathlib import Path
 
-import grpc
 import numpy as np
 import pytest
 import torch
@@ -136,13 +135,13 @@ def test_named_tokens_have_the_values_of_transformers(worker: Worker, llama_fold
     assert columns.top_token_ids[1].tolist() == expected.topk(5).indices.tolist()
 
 
-def test_a_named_token_outside_the_vocabulary_is_a_bad_step(worker: Worker) -> None:
+def test_a_row_that_names_a_token_outside_the_vocabulary_is_refused(worker: Worker) -> None:
     sampling = worker_pb2.RowSampling(top_p=1, logprobs=0, logprob_token_ids=[VOCAB_SIZE])
     attachment = worker.attach()
     sequence = make_sequence(0, make_prompt(5), [1], sampling=sampling)
-    with pytest.raises(grpc.RpcError) as refused:
-        attachment.step(new_sequences=[sequence], slots=[0], num_scheduled=[5])
-    assert "logprob_token_ids" in refused.value.details()
+    attachment.send(new_sequences=[sequence], slots=[0], num_scheduled=[5])
+    (error,) = attachment.receive().row_errors
+    assert "logprob_token_ids" in error.message
 
 
 def test_rows_that_ask_for_none_get_none_beside_rows_that_do(worker: Worker) -> None:

@@ -7,9 +7,10 @@ import pytest
 
 from pagewire.v1 import worker_pb2
 from tests.pace import patience
-from tests.worker_svc.session_fakes import FakeRunner, SlowRunner, attach, receive, submit
+from tests.worker_svc.session_fakes import LIMITS, FakeRunner, SlowRunner, attach, receive, submit
 from wire.columns import pack
 from worker_svc.protocol.codec import Hello
+from worker_svc.protocol.preparations import decode_orders
 from worker_svc.protocol.step import BadStep
 from worker_svc.serving.scheduler_stream import MAX_FRAMES_IN_FLIGHT, SchedulerStream
 from worker_svc.serving.session import Session
@@ -215,11 +216,29 @@ def test_grammars_are_prepared_for_the_stream_that_asks_and_forgotten_with_the_n
 
 
 @pytest.mark.parametrize(
+    ("wanted", "problem"),
+    [
+        ({"grammar": ""}, "it is empty"),
+        ({"grammar": "a", "output_token_ids": pack([99])}, "not below"),
+        ({"grammar": "a", "output_token_ids": pack([-1])}, "not below"),
+    ],
+)
+def test_a_preparation_that_cannot_be_is_refused_alone(
+    wanted: dict[str, object], problem: str
+) -> None:
+    asked = worker_pb2.GrammarPreparation(preparation_id=3, **wanted)  # type: ignore[arg-type]
+    fine = worker_pb2.GrammarPreparation(preparation_id=4, grammar="a")
+    frame = worker_pb2.AttachRequest(prepare=worker_pb2.PrepareGrammars(preparations=[asked, fine]))
+    orders = decode_orders(frame.SerializeToString(), LIMITS)
+    assert orders is not None
+    bad, good = orders.wanted
+    assert problem in bad.refusal and not good.refusal
+
+
+@pytest.mark.parametrize(
     ("wanted", "field"),
     [
         ({"preparation_id": 0, "grammar": "a"}, "preparation_id"),
-        ({"preparation_id": 1, "grammar": ""}, "grammar"),
-        ({"preparation_id": 1, "grammar": "a", "output_token_ids": pack([99])}, "output_token_ids"),
         ({"preparation_id": 1, "grammar": "a", "output_token_ids": b"x"}, "output_token_ids"),
     ],
 )
