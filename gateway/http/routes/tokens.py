@@ -1,5 +1,7 @@
 """POST /tokenize and /detokenize."""
 
+import asyncio
+from functools import partial
 from typing import Any, ClassVar
 
 from fastapi import FastAPI, Request
@@ -17,6 +19,7 @@ from gateway.http.schema import Body, rendering_of
 from gateway.pipeline import Pipeline
 from gateway.tokens.tokenizer import Tokenizer
 
+INLINE_IDS = 4096  # more are decoded off the event loop
 # With the values that ask for nothing, which a prompt may have, too.
 FIELDS_OF_CONVERSATIONS: dict[str, Any] = {
     "tools": [],
@@ -91,6 +94,12 @@ def add_token_routes(app: FastAPI, pipeline: Pipeline, tokenizer: Tokenizer) -> 
     async def detokenize(body: DetokenizeBody) -> dict[str, str]:
         model = pipeline.resolve_model(body.model)
         limits.check_count("tokens", len(body.tokens), limits.MAX_DETOKENIZE_IDS)
-        check_token_ids("tokens", tuple(body.tokens), model.vocab_size)
-        skips = bool(body.skip_special_tokens)
-        return {"prompt": tokenizer.decode(body.tokens, skip_special_tokens=skips)}
+        decode = partial(_decoded, tokenizer, body, model.vocab_size)
+        is_short = len(body.tokens) <= INLINE_IDS
+        return {"prompt": decode() if is_short else await asyncio.to_thread(decode)}
+
+
+def _decoded(tokenizer: Tokenizer, body: DetokenizeBody, vocab_size: int) -> str:
+    """The text of the ids. Raises RequestError for one outside the vocabulary."""
+    check_token_ids("tokens", tuple(body.tokens), vocab_size)
+    return tokenizer.decode(body.tokens, skip_special_tokens=bool(body.skip_special_tokens))
