@@ -12,16 +12,14 @@ from fastapi import Request
 from fastapi.responses import Response
 
 from gateway.choices import total_usage
-from gateway.errors import ErrorKind, RequestError, ended_by
+from gateway.errors import ErrorKind, RequestError
 from gateway.fan_out import complete_all, generate_all
 from gateway.generation import GenerationRequest
 from gateway.http.event_stream import OPENAI, EventStream, Waiting
 from gateway.http.events import (
-    DONE,
     ChunkWriter,
     Form,
     beside_choices,
-    error_event,
     usage_body,
     whole_choice,
 )
@@ -74,26 +72,19 @@ async def _events(
     pipeline: Pipeline, wanted: list[GenerationRequest], writer: ChunkWriter
 ) -> AsyncGenerator[bytes, None]:
     opened: set[int] = set()
-    has_begun = False
-    try:
-        async with aclosing(generate_all(pipeline, wanted)) as deltas:
-            async for delta in deltas:
-                index = delta.choice
-                if delta.prompt is not None and delta.prompt.num_values > INLINE_VALUES:
-                    chunk = await pipeline.run_aside(partial(writer.chunk, index, delta))
-                else:
-                    chunk = writer.chunk(index, delta)
-                if index not in opened:
-                    opened.add(index)
-                    chunk = writer.opening(index) + chunk
-                if chunk:
-                    has_begun = True
-                    yield chunk
-        yield writer.closing()
-    except Exception as error:  # whatever it is, the client hears of it in the stream
-        if not has_begun:
-            raise
-        yield error_event(ended_by(error)) + DONE
+    async with aclosing(generate_all(pipeline, wanted)) as deltas:
+        async for delta in deltas:
+            index = delta.choice
+            if delta.prompt is not None and delta.prompt.num_values > INLINE_VALUES:
+                chunk = await pipeline.run_aside(partial(writer.chunk, index, delta))
+            else:
+                chunk = writer.chunk(index, delta)
+            if index not in opened:
+                opened.add(index)
+                chunk = writer.opening(index) + chunk
+            if chunk:
+                yield chunk
+    yield writer.closing()
 
 
 async def streamed(

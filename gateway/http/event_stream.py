@@ -26,7 +26,7 @@ class Waiting:
     """What an API's stream says before its first event, and between events."""
 
     ping: bytes
-    failed: Callable[[Exception], bytes]  # in place of the first event, after a ping
+    failed: Callable[[Exception], bytes]  # the last event of a stream whose source fails
 
 
 def _failed(error: Exception) -> bytes:
@@ -60,18 +60,20 @@ class EventStream(StreamingResponse):
         with _Pulse(send, self._waiting.ping, self._interval_s) as pulse:
             if not self._first.done():
                 await send(_part(self._waiting.ping))
-            await send(_part(await self._first_event()))
-            async for chunk in self._events:
-                pulse.last_s = pulse.loop.time()
-                await send(_part(chunk))
+            async with aclosing(self._told()) as chunks:
+                async for chunk in chunks:
+                    pulse.last_s = pulse.loop.time()
+                    await send(_part(chunk))
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    async def _first_event(self) -> bytes:
-        """The first event, or that of its failure: the status line is gone by then."""
+    async def _told(self) -> AsyncGenerator[bytes, None]:
+        """All events, with that of a failure in place of the rest: the status has been sent."""
         try:
-            return await self._first
+            yield await self._first
+            async for chunk in self._events:
+                yield chunk
         except Exception as error:  # whatever it is, the client hears of it in the stream
-            return self._waiting.failed(error)
+            yield self._waiting.failed(error)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with aclosing(self._events):

@@ -152,20 +152,15 @@ async def _events(
     pipeline: Pipeline, wanted: GenerationRequest, answer: Answer
 ) -> AsyncGenerator[bytes, None]:
     has_begun = False
-    try:
-        async with aclosing(pipeline.generate(wanted)) as deltas:
-            async for delta in deltas:
-                chunk = b"" if has_begun else answer.begin()
-                chunk += answer.add(parts_of(delta))
-                if delta.finish is not None:
-                    chunk += answer.end(delta.finish)
-                if chunk:
-                    has_begun = True
-                    yield chunk
-    except Exception as error:  # whatever it is, the client hears of it in the stream
-        if not has_begun:
-            raise
-        yield answer.fail(ended_by(error))
+    async with aclosing(pipeline.generate(wanted)) as deltas:
+        async for delta in deltas:
+            chunk = b"" if has_begun else answer.begin()
+            chunk += answer.add(parts_of(delta))
+            if delta.finish is not None:
+                chunk += answer.end(delta.finish)
+            if chunk:
+                has_begun = True
+                yield chunk
 
 
 async def _events_in_background(

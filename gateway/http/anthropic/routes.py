@@ -130,21 +130,16 @@ async def _events(
     pipeline: Pipeline, wanted: GenerationRequest, answer: MessageAnswer, turns: Sequence[Placed]
 ) -> AsyncGenerator[bytes, None]:
     has_begun = False
-    try:
-        with own_names(turns):
-            async with aclosing(pipeline.generate(wanted)) as deltas:
-                async for delta in deltas:
-                    events = [] if has_begun else answer.begin(_usage_of(delta))
-                    events += answer.add(parts_of(delta))
-                    if delta.finish is not None:
-                        events += answer.end(delta.finish)
-                    if events:
-                        has_begun = True
-                        yield written(events)
-    except Exception as error:  # whatever it is, the client hears of it in the stream
-        if not has_begun:
-            raise
-        yield failure(ended_by(error))
+    with own_names(turns):
+        async with aclosing(pipeline.generate(wanted)) as deltas:
+            async for delta in deltas:
+                events = [] if has_begun else answer.begin(_usage_of(delta))
+                events += answer.add(parts_of(delta))
+                if delta.finish is not None:
+                    events += answer.end(delta.finish)
+                if events:
+                    has_begun = True
+                    yield written(events)
 
 
 def _usage_of(delta: OutputDelta) -> Any:

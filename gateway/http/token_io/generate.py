@@ -9,11 +9,10 @@ from fastapi import Request
 from fastapi.responses import Response
 
 from gateway.choices import total_usage
-from gateway.errors import ended_by
 from gateway.fan_out import complete_all, generate_all
 from gateway.generation import GenerationRequest, OutputDelta, Usage, WholeOutput
 from gateway.http.completions import streamed, unless_disconnected
-from gateway.http.events import DONE, error_event, event, finish_fields, usage_body
+from gateway.http.events import DONE, event, finish_fields, usage_body
 from gateway.http.headers import request_id_of, standing_of
 from gateway.http.large_answers import answered
 from gateway.http.logprobs import as_id, as_text, chat_logprobs, prompt_logprobs
@@ -80,23 +79,16 @@ class TokensForm:
 async def _events(
     pipeline: Pipeline, wanted: list[GenerationRequest], form: TokensForm, *, has_usage: bool
 ) -> AsyncGenerator[bytes, None]:
-    has_begun = False
     usages: dict[int, Usage] = {}
-    try:
-        async with aclosing(generate_all(pipeline, wanted)) as deltas:
-            async for delta in deltas:
-                if delta.finish is not None:
-                    usages[delta.choice] = delta.finish.usage
-                elif not delta.token_ids:
-                    continue
-                has_begun = True
-                yield event(form.answer([form.choice(delta.choice, delta)]))
-        if has_usage:
-            in_order = [usages[index] for index in sorted(usages)]
-            usage = usage_body(total_usage(in_order, len(wanted)))
-            yield event(form.answer([]) | {"usage": usage})
-        yield DONE
-    except Exception as error:  # whatever it is, the client hears of it in the stream
-        if not has_begun:
-            raise
-        yield error_event(ended_by(error)) + DONE
+    async with aclosing(generate_all(pipeline, wanted)) as deltas:
+        async for delta in deltas:
+            if delta.finish is not None:
+                usages[delta.choice] = delta.finish.usage
+            elif not delta.token_ids:
+                continue
+            yield event(form.answer([form.choice(delta.choice, delta)]))
+    if has_usage:
+        in_order = [usages[index] for index in sorted(usages)]
+        usage = usage_body(total_usage(in_order, len(wanted)))
+        yield event(form.answer([]) | {"usage": usage})
+    yield DONE
