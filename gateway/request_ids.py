@@ -22,7 +22,7 @@ def current_id() -> str:
 
 
 def is_plain(request_id: str) -> bool:
-    """Whether an id may be repeated as it is."""
+    """True if an id may be repeated as it is."""
     is_short = 0 < len(request_id) <= limits.MAX_REQUEST_ID_BYTES
     return is_short and request_id.isascii() and request_id.isprintable()
 

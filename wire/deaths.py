@@ -20,7 +20,7 @@ _UNREACHED = ("failed to connect", "Connection refused", "connections to all bac
 
 
 def is_death(error: BaseException) -> bool:
-    """Whether a stream broke because the process at its other end died, or the connection was lost.
+    """True if a stream broke because the process at its other end died, or the connection was lost.
 
     One that was told to end, or that was never reached, is no death. The SDK has the same rule.
     """
@@ -33,7 +33,7 @@ def is_death(error: BaseException) -> bool:
 
 
 class PeerLoss(Enum):
-    """What the end of a stream says of the process at its other end."""
+    """The meaning of a stream's end for the process at its other end."""
 
     DEATH = "death"  # it hangs, or it says that it failed
     UNCLEAR = "unclear"  # it died, or the connection was lost: its next answer tells
@@ -48,7 +48,7 @@ _UNHANDLED = ("Unexpected", "Exception calling application")  # gRPC's words for
 
 
 def loss_of(error: grpc.aio.AioRpcError) -> PeerLoss:
-    """What became of the peer of a stream that broke."""
+    """The fate of the peer of a stream that broke."""
     code, details = error.code(), error.details() or ""
     is_unhandled = code is grpc.StatusCode.UNKNOWN and details.startswith(_UNHANDLED)
     is_told = tuple(OWN_END[0]) in {tuple(pair) for pair in error.trailing_metadata() or ()}

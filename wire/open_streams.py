@@ -28,7 +28,7 @@ _OVER = "a stream of this method ends after {:.0f} s; open another one"
 
 
 def _limit_s(handler: Handler, method: str) -> float | None:
-    """How long a stream of the method may be open; None for what is not bounded here."""
+    """Seconds that a stream of the method may be open; None for methods not bounded here."""
     if handler is None or not handler.response_streaming:
         return None
     if METHOD_ROLES.get(method) is not Role.OPEN:
@@ -47,7 +47,7 @@ def _behaviour(handler: Handler) -> Any:
 
 
 class AioOpenStreams(grpc.aio.ServerInterceptor):
-    """For grpc.aio. What it returns is a coroutine, so SlowReaders does not watch it."""
+    """The interceptor for grpc.aio. It returns a coroutine, so SlowReaders does not watch it."""
 
     def __init__(self, most: int = MOST_ON_LOOP) -> None:
         self._most = most
@@ -89,7 +89,7 @@ async def _answer(behaviour: Any, request: Any, context: Any) -> None:
 
 
 class ThreadedOpenStreams(grpc.ServerInterceptor):
-    """For threaded servers, whose streams hold a thread each."""
+    """The interceptor for threaded servers, whose streams hold a thread each."""
 
     def __init__(self, most: int = MOST_IN_THREADS) -> None:
         self._most = most

@@ -61,7 +61,7 @@ class SealCheck:
 
     @property
     def is_sealed(self) -> bool:
-        """Whether the other side seals its frames."""
+        """True if the other side seals its frames."""
         return self._is_sealed
 
     def check(self, frame: bytes) -> None:

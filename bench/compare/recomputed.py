@@ -1,4 +1,4 @@
-"""How often a token that is computed another way is another one, in each type.
+"""Measures how often a token that is computed another way is another one, in each type.
 
     python -m bench.compare.recomputed [--dtypes bfloat16 float16 float32] [--tokens 300]
     python -m bench.compare.recomputed --kv-cache-dtype fp8 --quantization int8
@@ -58,7 +58,7 @@ NGRAM = SpeculationOptions(Method.NGRAM, num_speculative_tokens=NUM_DRAFTS)
 
 @dataclass(frozen=True, slots=True)
 class Parted:
-    """What became of all outputs, computed in one way."""
+    """Counts of all outputs that were computed in one way."""
 
     outputs: int
     parted: int

@@ -212,7 +212,7 @@ class ChatFormat:
     def _call_opening(
         self, conversation: Conversation, structure: AnyStructure | ThoughtFirst | None
     ) -> CallOpening | None:
-        """How a call may end the reasoning; None where a grammar lets only its marker end it."""
+        """The calls that end the reasoning; None where a grammar lets only its marker end it."""
         tool_format = self._format_for(conversation)
         is_call = None if tool_format is None else tool_format.is_call
         if tool_format is None or is_call is None or isinstance(structure, ThoughtFirst):
@@ -226,7 +226,7 @@ class ChatFormat:
         return CallOpening(openings, begins)
 
     def _may_think(self, structure: AnyStructure | ThoughtFirst | None) -> bool:
-        """Whether the answer may have reasoning."""
+        """True if the answer may have reasoning."""
         if self.reasoning is None:
             return False
         if structure is None or _leaves_text_free(structure):

@@ -35,7 +35,7 @@ class Breaks:
 
 
 def is_broken(text: str) -> bool:
-    """Whether a rendered text has such marks."""
+    """True if a rendered text has such marks."""
     return _WRITTEN_MARK.search(text) is not None
 
 

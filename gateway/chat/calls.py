@@ -69,7 +69,7 @@ class Calls:
 
     @property
     def has_any(self) -> bool:
-        """Whether a call has begun."""
+        """True if a call has begun."""
         return self._num_calls > 0
 
     @property
@@ -103,7 +103,7 @@ class _WholeCall:
 
 
 def begins_call(source: Source, at: int, names: frozenset[str]) -> Steps[bool]:
-    """Whether such a call of one of the functions is at an offset; nothing is taken."""
+    """True if such a call of one of the functions is at an offset; nothing is taken."""
     return (yield from _find_call(source, at, names)) is not None
 
 

@@ -106,7 +106,7 @@ def _read_tagged(source: Source, at: int, calls: Calls) -> Steps[bool]:
 
 
 def _is_json_call(source: Source, at: int, opening: str, names: frozenset[str]) -> Steps[bool]:
-    """Whether a call, or a list with one, follows an opening."""
+    """True if a call, or a list with one, follows an opening."""
     start = yield from source.skip_space(at + len(opening))
     if (yield from source.starts_with("[", start)):
         start = yield from source.skip_space(start + 1)
@@ -180,7 +180,7 @@ def _read_named(source: Source, at: int, calls: Calls) -> Steps[bool]:
 
 
 def _named_head(source: Source, at: int, names: frozenset[str]) -> Steps[re.Match[str] | None]:
-    """What precedes the arguments of such a call."""
+    """The text before the arguments of such a call."""
     limit = at + MAX_HEAD_CHARACTERS
     while "{" not in source.text[at:limit]:
         if len(source.text) >= limit or not (yield from source.more()):

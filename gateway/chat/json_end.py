@@ -92,7 +92,7 @@ def _control(match: re.Match[str]) -> str:
 
 
 def _escaped(char: str) -> str:
-    """What follows a backslash in JSON; a backslash that escapes nothing is one of the text."""
+    """The JSON of a backslash and its follower; one that escapes nothing is one of the text."""
     if char < " ":
         return json.dumps(char)[2:-1]
     return char if char in _ESCAPES else f"\\{char}"

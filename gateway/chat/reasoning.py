@@ -73,7 +73,7 @@ class StretchesOf:
 
 @dataclass(frozen=True, slots=True)
 class CallOpening:
-    """How calls begin that end the reasoning."""
+    """The beginnings of calls that end the reasoning."""
 
     markers: tuple[str, ...]
     # Whether a call of one of the tools begins with a marker at an offset; nothing is taken.

@@ -27,7 +27,7 @@ class Source:
 
     @property
     def is_cut(self) -> bool:
-        """Whether the text has ended where more would have come."""
+        """True if the text has ended where more would have come."""
         return self.is_ended and not self.is_complete
 
     def take(self, end: int) -> str:

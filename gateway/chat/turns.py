@@ -19,7 +19,7 @@ THIN_CHARACTERS = 64
 
 
 class Arguments(Enum):
-    """How calls have their arguments."""
+    """The form in which calls have their arguments."""
 
     WRITTEN = "written"  # as an object, or as the text that the model wrote if it is none
     OBJECT = "object"
@@ -34,7 +34,7 @@ class TurnForm:
     arguments: Arguments = Arguments.WRITTEN
 
     def is_whole(self, text: str) -> bool:
-        """Whether a rendered text has all instructions that come after the first other turn."""
+        """True if a rendered text has all instructions that come after the first other turn."""
         at = 0
         for message in self.messages[len(_instructions(self.messages)) :]:
             if message.role in INSTRUCTING:

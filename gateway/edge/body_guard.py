@@ -68,7 +68,7 @@ class BodyGuard:
 
 
 class _Body:
-    """What has come of one body."""
+    """The part of one body that has come so far."""
 
     def __init__(self, edge: EdgeLimits, max_model_len: int, share: BodyShare) -> None:
         self._edge = edge

@@ -57,7 +57,7 @@ class EdgeLimits:
 
     @property
     def texts(self) -> TextLimits:
-        """Of what is tokenized."""
+        """The limits of texts that are tokenized."""
         return TextLimits(
             max_text=self.max_tokenize_mib * MIB,
             max_total=self.max_tokenizing_mib * MIB,
@@ -66,7 +66,7 @@ class EdgeLimits:
 
     @property
     def max_bodies_bytes_per_client(self) -> int:
-        """Of all bodies of a client that are received or read. One always fits, all wide."""
+        """The limit of a client's bodies that are received or read. One always fits, all wide."""
         return max(self.max_bodies_mib_per_client * MIB, WIDEST * self.max_body_bytes)
 
     @property
@@ -76,7 +76,7 @@ class EdgeLimits:
 
     @property
     def grammars(self) -> GrammarLimits:
-        """Of grammars that take long to be checked."""
+        """The limits of grammars that take long to be checked."""
         return GrammarLimits(self.max_slow_grammars, self.max_slow_grammars_per_client)
 
     @property

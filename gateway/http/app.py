@@ -165,7 +165,7 @@ def _add_body_layers(
     *,
     is_strict: bool,
 ) -> None:
-    """What a body passes while it is received, innermost first."""
+    """Adds the layers that a body passes while it is received, innermost first."""
     app.state.keep_alive_s = edge.sse_keep_alive_interval
 
     def max_model_len() -> int:
@@ -179,7 +179,7 @@ def _add_body_layers(
 
 
 def _add_layers(app: FastAPI, access: Access | None, open_requests: OpenRequests | None) -> None:
-    """What a request passes before its body is read, innermost first."""
+    """Adds the layers that a request passes before its body is read, innermost first."""
     app.add_middleware(PlainBodies)
     if open_requests is not None:
         app.add_middleware(ClientLimit, open_requests=open_requests)
@@ -188,7 +188,7 @@ def _add_layers(app: FastAPI, access: Access | None, open_requests: OpenRequests
 
 
 def _add_outer_layers(app: FastAPI, pipeline: Pipeline, root_path: str) -> None:
-    """What all requests pass, the refused ones too; the last one added is outermost."""
+    """Adds the layers of all requests, refused ones too; the last one added is outermost."""
     app.add_middleware(AnswerNames, metrics=pipeline.metrics)
     app.add_middleware(HeadAsGet)
     if root_path:

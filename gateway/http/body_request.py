@@ -31,7 +31,7 @@ class BodyRequest(Request):
         return self._received
 
     async def json(self) -> Any:
-        """What the body says; decimals of which digits are lost are marked. Raises ValueError."""
+        """The body's value; decimals of which digits are lost are marked. Raises ValueError."""
         if not hasattr(self, "_json"):
             body = await self.body()
             if len(body) <= INLINE_BYTES:

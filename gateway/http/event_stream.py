@@ -23,7 +23,7 @@ COMMENT = b": waiting\n\n"  # no event: clients skip the line
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """What an API's stream says before its first event, and between events."""
+    """The words of an API's stream while it waits, and at its failure."""
 
     ping: bytes
     failed: Callable[[Exception], bytes]  # the last event of a stream whose source fails

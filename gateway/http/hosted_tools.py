@@ -30,7 +30,7 @@ class HostedTool(BaseModel):
 
 
 def is_hosted(kind: Any) -> bool:
-    """Whether a tool's type is one that a server would have to run."""
+    """True if a tool's type is one that a server would have to run."""
     return isinstance(kind, str) and (
         kind in OPENAI or kind == _SET or _DATED.fullmatch(kind[:64]) is not None
     )

@@ -70,5 +70,5 @@ def _list_pieces(values: Sequence[Any]) -> Iterator[bytes]:
 
 
 def _is_flat(values: Iterable[Any]) -> bool:
-    """Whether none of the values holds others."""
+    """True if none of the values holds others."""
     return FLAT_TYPES.issuperset(map(type, values))

@@ -34,14 +34,14 @@ def readable(path: str, parts: list[Any], known: Collection[str]) -> list[Any]:
 
 
 def is_left_out(kind: str, part: Mapping[str, Any]) -> bool:
-    """Whether an earlier step took the content out of a part and left its wrapping."""
+    """True if an earlier step took the content out of a part and left its wrapping."""
     if kind not in (*_IMAGES, *_FILES):
         return False
     return not any(_carries(part.get(name)) for name in _CARRIERS)
 
 
 def _carries(value: Any) -> bool:
-    """Whether something is there: text, or an object that is not known to hold an empty one."""
+    """True if something is there: text, or an object that is not known to hold an empty one."""
     if not isinstance(value, Mapping):
         return bool(value)
     named = [value[name] for name in _INSIDE if name in value]
@@ -49,7 +49,7 @@ def _carries(value: Any) -> bool:
 
 
 def problem(kind: str, known: Collection[str]) -> str:
-    """Why a part of this type is refused."""
+    """The reason why a part of this type is refused."""
     if kind in _IMAGES:
         return f"{IMAGE} ({kind}). {NO_IMAGE}"
     if kind in _FILES:

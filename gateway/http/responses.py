@@ -34,7 +34,7 @@ from wire.logs.request import about
 
 @dataclass(frozen=True, slots=True)
 class Keeping:
-    """Where responses are kept, and where those run that no connection waits for."""
+    """The store of responses, and the tasks of those that no connection waits for."""
 
     store: ResponseStore | None = None  # None: nothing is stored
     background: BackgroundResponses = field(default_factory=BackgroundResponses)

@@ -344,7 +344,7 @@ def _parse_prompt(name: str, item: Any) -> str | tuple[int, ...]:
 
 
 def _are_ids(items: list[Any]) -> bool:
-    """Whether all are integers, and none a boolean; without a step of Python for each."""
+    """True if all are integers, and none a boolean; without a step of Python for each."""
     return set(map(type, items)) <= {int}
 
 

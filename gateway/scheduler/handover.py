@@ -27,7 +27,7 @@ class Handover:
         self._since_s = None
 
     def lasts(self, limit_s: float) -> bool:
-        """Whether it is going on, and has not gone on for too long."""
+        """True if it is going on, and has not gone on for too long."""
         if self._since_s is None:
             return False
         return self.is_announced or time.monotonic() - self._since_s < limit_s

@@ -98,7 +98,7 @@ class SchedulerLink:
 
     @property
     def is_handing_over(self) -> bool:
-        """Whether new requests wait: the stream is gone, or its scheduler was asked to end."""
+        """True if new requests wait: the stream is gone, or its scheduler was asked to end."""
         return self._handover.lasts(self.worker_timeout_s if self.is_open else self._timeout_s)
 
     def handover_ended(self) -> None:

@@ -1,10 +1,10 @@
-"""How long a stream has been silent whose other side sends something each second."""
+"""Measures how long a stream has been silent whose other side sends something each second."""
 
 MOST_SILENCE_S = 20.0  # longer than keepalive lets a connection stand still
 
 
 class StreamSilence:
-    """How long nothing has come on a stream whose other side sends something each second."""
+    """The silence of a stream whose other side sends something each second."""
 
     def __init__(self) -> None:
         self._since_s = 0.0  # by ticks: time in which this process itself stood still counts little
@@ -12,7 +12,7 @@ class StreamSilence:
 
     @property
     def problem(self) -> str:
-        """What is wrong, in words."""
+        """The problem in words."""
         return f"nothing came for {self._since_s:.0f} s"
 
     def tick(self, elapsed_s: float) -> bool:

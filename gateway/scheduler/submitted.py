@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class Submitted:
-    """Whether a request, or one of a call's, has passed all checks of the gateway."""
+    """A mark that a request, or one of a call's, has passed all checks of the gateway."""
 
     is_done: bool = False
 

@@ -1,4 +1,4 @@
-"""How many grammars that take long may wait to be checked, of one client and of all."""
+"""Bounds the grammars that take long and wait to be checked, of one client and of all."""
 
 from collections import Counter
 from dataclasses import dataclass, field

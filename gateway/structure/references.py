@@ -27,7 +27,7 @@ def resolve(reference: Any, root: Any) -> Any:
 
 
 def followed(schema: Any) -> Any:
-    """What a schema stands for that is nothing but a reference, or a combination of one part."""
+    """The schema that a bare reference, or a combination of one part, stands for."""
     shared = {key: schema[key] for key in DEFINITIONS if key in schema}
     part = schema
     for _ in range(MAX_STEPS):

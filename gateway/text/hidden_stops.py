@@ -31,7 +31,7 @@ NO_HIDDEN_STOPS = HiddenStops()
 
 
 def hidden_stops(stops: Sequence[str], hidden: Mapping[str, int]) -> HiddenStops:
-    """Those of some stop strings that are or hold hidden tokens; the longest token counts."""
+    """The stop strings that are or hold hidden tokens; the longest token counts."""
     whole = "\n".join(stops)
     present = [text for text in hidden if text and text in whole]
     if not present:

@@ -24,7 +24,7 @@ class BodyBudget:
 
     @contextmanager
     def share_of(self, client: str) -> Iterator["BodyShare"]:
-        """What one request of a client holds; given back at the end of the block."""
+        """The share of one request of a client; given back at the end of the block."""
         share = BodyShare(self, client)
         token = _CURRENT.set(share)
         try:

@@ -125,7 +125,7 @@ class Tokenizer:
         return other
 
     def _for_names(self, contents: TextContents) -> "Tokenizer":
-        """What encodes a text in which the template's tokens of control have names."""
+        """The encoder of a text in which the template's tokens of control have names."""
         other = copy.copy(self)
         other._tokenizer, other._contents = contents.tokenizer, None
         other._max_token_bytes = None  # names are longer than the tokens

@@ -1,4 +1,4 @@
-"""Which files hold a model's weights: one, or those that an index names, tensor by tensor.
+"""Finds the files of a model's weights: one, or those that an index names, tensor by tensor.
 
 The one place that reads an index; what downloads weights and what loads them ask here.
 """
@@ -28,7 +28,7 @@ def file_of_each_tensor(index: Path) -> dict[str, str]:
 
 
 def _is_inside(file: object) -> bool:
-    """Whether this names a file of the index's own folder or of one in it."""
+    """True if this names a file of the index's own folder or of one in it."""
     if not isinstance(file, str) or "\\" in file or "\0" in file:
         return False
     path = PurePosixPath(file)

@@ -61,7 +61,7 @@ def _has_name() -> bool:
 
 
 def _has_room(path: Path) -> bool:
-    """Whether the folder, or its .cache, can be written or made."""
+    """True if the folder, or its .cache, can be written or made."""
     return path.is_absolute() and any(map(_can_write, (path / ".cache", path)))
 
 

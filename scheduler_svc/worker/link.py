@@ -95,7 +95,7 @@ class WorkerLink:
 
     @property
     def loss_by_answer(self) -> PeerLoss:
-        """What an answer that does not fit says: of sealed frames none was lost before it."""
+        """The loss that a misfit answer tells of: before it, no sealed frame was lost."""
         return PeerLoss.OWN_END if self._check.is_sealed else PeerLoss.HARMLESS
 
     async def send(self, step: worker_pb2.SchedulerOutput) -> None:

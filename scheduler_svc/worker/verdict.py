@@ -15,7 +15,7 @@ LONGEST_S = 2.0  # while other groups could go on
 
 
 class LossVerdict:
-    """Of one group; open from a loss that is unclear until it is known what that was."""
+    """A group's verdict: open from a loss that is unclear until it is known what that was."""
 
     def __init__(self, has_others: Callable[[], bool] = lambda: False) -> None:
         """`has_others` says whether other groups take requests."""
@@ -25,7 +25,7 @@ class LossVerdict:
 
     @property
     def is_open(self) -> bool:
-        """Whether it is not known yet."""
+        """True if it is not known yet."""
         return self._since_s is not None
 
     def begin(self, why_lost: str) -> None:
@@ -37,7 +37,7 @@ class LossVerdict:
         self._since_s = None
 
     def is_death_by(self, failure: LinkLost) -> bool:
-        """Whether the worker counts as dead, by a failed attempt to attach to it again."""
+        """True if the worker counts as dead, by a failed attempt to attach to it again."""
         if self._since_s is None:
             return False
         if failure.loss is PeerLoss.DEATH:  # another process answered

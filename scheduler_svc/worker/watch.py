@@ -37,7 +37,7 @@ class Watch:
 
     @property
     def is_heard(self) -> bool:
-        """Whether signs of life come; without any a step may be long done."""
+        """True if signs of life come; without any a step may be long done."""
         return self._patience is None or self._silent_s < self._patience.limit_s / 2
 
     def frame_sent(self) -> None:

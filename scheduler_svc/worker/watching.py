@@ -43,7 +43,7 @@ async def watch_over(
 
 
 def is_drained(core: Scheduler) -> bool:
-    """Whether no sequence runs, or has run and waits to go on here."""
+    """True if no sequence runs, or has run and waits to go on here."""
     if core.num_running or core.num_in_flight or core.is_cutting:
         return False
     return not any(sequence.has_run for sequence in core.live())

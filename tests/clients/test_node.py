@@ -31,7 +31,7 @@ pytestmark = pytest.mark.skipif(
 
 
 def ran(command: list[str], timeout_s: float = 300, may_fail: bool = False, **more: Any) -> str:
-    """What a command says, and that it succeeds."""
+    """The output of a command, which must succeed."""
     done = subprocess.run(
         command,
         capture_output=True,
@@ -83,7 +83,7 @@ def home(tmp_path: Path) -> Path:
 
 
 def agent(home: Path, command: list[str], **environ: str) -> str:
-    """What an agent says that runs in a project of its own.
+    """The output of an agent that runs in a project of its own.
 
     A model of no language seldom ends by itself: some agents call an answer that ends at its limit
     a failure.

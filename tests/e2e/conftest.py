@@ -126,7 +126,7 @@ class Product:
             )
 
     def report_of(self, module: str) -> Path:
-        """Where a watched service notes its stretches."""
+        """The file in which a watched service notes its stretches."""
         return self.logs / f"{module}.stretches"
 
     def wait_until_ready(self) -> None:

@@ -91,7 +91,7 @@ def filled(path: Path, count: int) -> bytes:
 
 
 def num_calls_of(work: Any) -> tuple[Any, int]:
-    """What some work returns, and the calls that it takes."""
+    """The result of some work, and the calls that it takes."""
     num_calls = 0
 
     def count(frame: Any, event: str, argument: Any) -> None:

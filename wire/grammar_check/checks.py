@@ -79,7 +79,7 @@ class GrammarChecks:
         return known is not None and known.answer.done() and not known.is_slow()
 
     def knows_as_slow(self, grammar: str) -> bool:
-        """Whether a quick check was known not to suffice: reading it takes long again."""
+        """True if a quick check was known not to suffice: reading it takes long again."""
         known = self._known.get(_hash(grammar))
         return known is not None and (known.is_slow() or not known.is_quick)
 
@@ -182,7 +182,7 @@ class _Outcome:
     is_quick: bool
 
     def is_slow(self) -> bool:
-        """Whether a quick check has ended without an answer."""
+        """True if a quick check has ended without an answer."""
         if not self.is_quick or not self.answer.done() or self.answer.exception() is not None:
             return False
         return self.answer.result().startswith(frames.SLOW)

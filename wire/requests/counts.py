@@ -1,4 +1,4 @@
-"""How many fields, numbers and entries a request may hold, counted before it is parsed or walked.
+"""Bounds a request's fields, numbers and entries, counted before it is parsed or walked.
 
 A parser makes an object of every message within a message, and two bytes say that there is one.
 """

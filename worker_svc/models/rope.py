@@ -63,11 +63,11 @@ class LongRopeScaling:
     attention_factor: float | None = None
 
     def factors(self, length: int) -> tuple[float, ...]:
-        """Those of a model that is served with contexts of up to this length."""
+        """The factors of a model that is served with contexts of up to this length."""
         return self.long_factor if self.is_long(length) else self.short_factor
 
     def is_long(self, length: int) -> bool:
-        """Whether contexts of this length are beyond the original one."""
+        """True if contexts of this length are beyond the original one."""
         return length > self.original_max_position_embeddings
 
 

@@ -82,7 +82,7 @@ class GptqScheme:
 
 @dataclass(frozen=True, slots=True)
 class LayerRule:
-    """How layers are stored whose names a regular expression matches from the start."""
+    """A scheme for layers whose names a regular expression matches from the start."""
 
     pattern: re.Pattern[str]
     layer: Scheme
@@ -156,7 +156,7 @@ def _parts(given: object) -> tuple[str, ...]:
 
 
 def _rules(given: object, base: Mapping[str, Any], zero_offset: int) -> Iterator[LayerRule]:
-    """Those of `dynamic`, whose keys are patterns of layers and whose values change settings."""
+    """The rules of `dynamic`: its keys are patterns of layers, its values change settings."""
     where = f"{WHERE}.dynamic"
     if given is not None and not isinstance(given, dict):
         raise UnsupportedQuantization(f"{where}: {given!r} is not an object")

@@ -27,7 +27,7 @@ METHODS: dict[str, Reader] = {
 def of_checkpoint(
     given: object, methods: Mapping[str, Reader] = METHODS, ignored: Collection[str] = ()
 ) -> Quantization | None:
-    """What `quantization_config` asks for; None: nothing. Raises UnsupportedQuantization.
+    """The quantization of `quantization_config`; None: nothing. Raises UnsupportedQuantization.
 
     Keys that would be refused for what they may change are left out where `ignored` has their
     path, `quantization_config.` and so on, with a warning in the log.

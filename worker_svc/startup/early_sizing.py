@@ -1,4 +1,4 @@
-"""Whether a cache can hold one sequence, told before minutes go into reading weights."""
+"""Tells if a cache can hold one sequence, before minutes go into reading weights."""
 
 from collections.abc import Sequence
 
@@ -31,7 +31,7 @@ def require_room(
 def bytes_of_a_block(
     config: WorkerConfig, models: Sequence[ModelConfig], kv_dtype: torch.dtype
 ) -> int:
-    """Of one rank; the blocks of all models have the same ids."""
+    """Bytes of a block on one rank; the blocks of all models have the same ids."""
     shards = [Sharding(model, 0, config.tensor_parallel_size).config for model in models]
     return sum(
         block_bytes(

@@ -37,7 +37,7 @@ class Messages(Listener, Protocol):
 
     @property
     def ends_in_form(self) -> bool:
-        """Whether the final message may spell markers."""
+        """True if the final message may spell markers."""
 
     def begin(self, name: str, /) -> None:
         """Begins a call."""

@@ -29,7 +29,7 @@ def parse_kimi(source: Source, calls: Calls) -> Steps[None]:
 
 
 def is_call(source: Source, at: int, opening: str, names: frozenset[str]) -> Steps[bool]:
-    """Whether a call of one of the functions is the first after an opening at an offset."""
+    """True if a call of one of the functions is the first after an opening at an offset."""
     return (yield from _find_head(source, at + len(opening), names)) is not None
 
 
@@ -48,7 +48,7 @@ def _read_call(source: Source, at: int, calls: Calls) -> Steps[bool]:
 
 
 def _find_head(source: Source, at: int, names: frozenset[str]) -> Steps[re.Match[str] | None]:
-    """What precedes the arguments of a call at an offset."""
+    """The text before the arguments of a call at an offset."""
     at = yield from source.skip_space(at)
     if not (yield from source.starts_with(CALL_OPEN, at)):
         return None

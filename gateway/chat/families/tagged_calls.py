@@ -63,7 +63,7 @@ def parse_glm(source: Source, calls: Calls) -> Steps[None]:
 def is_qwen3_coder_call(
     source: Source, at: int, opening: str, names: frozenset[str]
 ) -> Steps[bool]:
-    """Whether a call of one of the functions begins with an opening at an offset."""
+    """True if a call of one of the functions begins with an opening at an offset."""
     if opening != OPEN:
         return (yield from begins_function(source, at, names, QWEN3_CODER, is_bare=True))
     start = yield from source.skip_space(at + len(opening))
@@ -71,7 +71,7 @@ def is_qwen3_coder_call(
 
 
 def is_glm_call(source: Source, at: int, opening: str, names: frozenset[str]) -> Steps[bool]:
-    """Whether a call of one of the functions, with what follows its name, is at an offset."""
+    """True if a call of one of the functions, with what follows its name, is at an offset."""
     start = yield from source.skip_space(at + len(opening))
     return (yield from begins_function(source, start, names, GLM, is_bare=True))
 
@@ -102,7 +102,7 @@ def _parse(source: Source, calls: Calls, tags: Tags) -> Steps[None]:
 def begins_function(
     source: Source, at: int, names: frozenset[str], tags: Tags, *, is_bare: bool
 ) -> Steps[bool]:
-    """Whether a call of one of the functions begins at an offset; nothing is taken.
+    """True if a call of one of the functions begins at an offset; nothing is taken.
 
     Without <tool_call> its head is not enough, since a text may speak of it.
     """
@@ -187,7 +187,7 @@ class _Arguments:
             self._calls.add_arguments("}")
 
     def _has_more(self) -> Steps[bool]:
-        """Whether another argument begins; the space before it is taken."""
+        """True if another argument begins; the space before it is taken."""
         at = yield from self._source.skip_space(0)
         if not (yield from self._source.starts_with(self._tags.key_start, at)):
             return bool(self._source.text[at:]) and self._tags.key_start.startswith(
@@ -230,7 +230,7 @@ class _Arguments:
         return (yield from begins_function(self._source, at, names, self._tags, is_bare=is_bare))
 
     def _is_next(self, name: str) -> bool:
-        """Whether a name is that of an argument that may follow."""
+        """True if a name is that of an argument that may follow."""
         return name not in self._names and is_known(self._parameters, name)
 
 

@@ -24,7 +24,7 @@ Types = frozenset[str] | None  # None: any, as far as is known
 
 
 def is_known(parameters: Schema, name: str) -> bool:
-    """Whether the function's schema lists a parameter."""
+    """True if the function's schema lists a parameter."""
     return next(_Search(parameters).listed(name), None) is not None
 
 

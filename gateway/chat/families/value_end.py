@@ -1,4 +1,4 @@
-"""Where the value of an argument between tags ends. Pure.
+"""Finds where the value of an argument between tags ends. Pure.
 
 Text may hold the very tags that it stands between. So a value's own tag ends it only where another
 argument, the end of the call or the end of the output follows. A model may forget that tag; then
@@ -21,7 +21,7 @@ MAX_NAME_CHARACTERS = 256
 
 @dataclass(frozen=True, slots=True)
 class Tags:
-    """How a family writes the parts of a call."""
+    """A family's spelling of the parts of a call."""
 
     head: re.Pattern[str]  # with the function's name, up to its first argument or end
     head_start: str  # empty: the name alone
@@ -50,7 +50,7 @@ class ValueEnd:
         return tuple(filter(None, ends))
 
     def is_at(self, source: Source, mark: str, at: int) -> Steps[bool | None]:
-        """Whether a value ends with a tag at an offset; None where the output was cut off."""
+        """True if a value ends with a tag at an offset; None where the output was cut off."""
         tags, behind = self.tags, at + len(mark)
         if self.is_held:
             return True
@@ -70,7 +70,7 @@ class ValueEnd:
         return (yield from self._is_over(source, behind))
 
     def _is_key(self, source: Source, at: int) -> Steps[bool | None]:
-        """Whether the key of an argument that may follow stands at an offset."""
+        """True if the key of an argument that may follow stands at an offset."""
         while True:
             key = self.tags.key.match(source.text, at)
             if key is not None:
@@ -81,7 +81,7 @@ class ValueEnd:
                 return None if source.is_cut else False
 
     def _is_over(self, source: Source, at: int) -> Steps[bool | None]:
-        """Whether nothing but another call follows."""
+        """True if nothing but another call follows."""
         at = yield from source.skip_space(at)
         words = tuple(filter(None, (OPEN, self.tags.head_start)))
         for word in words if at < len(source.text) else ():
@@ -97,7 +97,7 @@ class ValueEnd:
 
 
 def _is_followed(source: Source, at: int, words: tuple[str, ...]) -> Steps[bool | None]:
-    """Whether one of the words or the output's end follows; None where it was cut off before."""
+    """True if one of the words or the output's end follows; None where it was cut off before."""
     while True:
         at = yield from source.skip_space(at)
         rest = source.text[at:]

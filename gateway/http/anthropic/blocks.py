@@ -106,7 +106,7 @@ _ONCE = "next_user_message"
 
 
 class TurnConfig(Strict):
-    """How much the model thinks from a turn of the system on."""
+    """The model's effort from a turn of the system on."""
 
     where: ClassVar[str | None] = "messages[].output_config."
 

@@ -50,7 +50,7 @@ class Amount(Strict):
 
 
 class Edit(Strict):
-    """What all edits have in common."""
+    """The fields that all edits have."""
 
     where: ClassVar[str | None] = "context_management.edits[]."
 
@@ -73,7 +73,7 @@ class ClearThinking(Edit):
         return [_without_thoughts(t) if i in old else t for i, t in enumerate(turns)], len(old)
 
     def told(self, num_cleared: int) -> dict[str, Any]:
-        """What was done, as answers say it."""
+        """The edit that was done, as answers tell it."""
         return {"type": self.type, "cleared_thinking_turns": num_cleared}
 
 
@@ -133,12 +133,12 @@ class ClearToolUses(Edit):
         return block
 
     def _takes(self, name: str) -> bool:
-        """Whether the arguments of a tool's old calls go, too."""
+        """True if the arguments of a tool's old calls go, too."""
         asked = self.clear_tool_inputs
         return name in asked if isinstance(asked, list) else bool(asked)
 
     def told(self, num_cleared: int) -> dict[str, Any]:
-        """What was done, as answers say it."""
+        """The edit that was done, as answers tell it."""
         return {"type": self.type, "cleared_tool_uses": num_cleared}
 
 
@@ -161,7 +161,7 @@ class Compact(Edit):
         return turns, 0
 
     def told(self, num_cleared: int) -> dict[str, Any]:
-        """What was done, as answers say it."""
+        """The edit that was done, as answers tell it."""
         return {"type": self.type}
 
 
@@ -190,7 +190,7 @@ def _parse_edit(path: str, edit: Any) -> AnyEdit:
 
 
 class ContextManagement(Strict):
-    """What is taken out of a long conversation, in this order."""
+    """The edits of a long conversation, in this order."""
 
     where: ClassVar[str | None] = "context_management."
 

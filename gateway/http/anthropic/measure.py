@@ -37,7 +37,7 @@ class Measure:
         return len(token_ids)
 
     async def exceeds(self, turns: list[Turn], limit: int) -> bool:
-        """Whether the prompt has more tokens; short ones are not tokenized to know it."""
+        """True if the prompt has more tokens; short ones are not tokenized to know it."""
         if len((await self._text(turns)).encode("utf-8", "replace")) + SPARE_BYTES <= limit:
             return False
         return await self.num_tokens(turns) > limit

@@ -46,7 +46,7 @@ class Shown:
 
 @dataclass(frozen=True, slots=True)
 class MessageRoutes:
-    """What both routes need."""
+    """The parts of the gateway that both routes need."""
 
     pipeline: Pipeline
     tokenizer: Tokenizer

@@ -77,5 +77,5 @@ class Thinker:
         return effort if self.reads(EFFORT) or self.reads(SWITCH) else None
 
     def reads(self, name: str) -> bool:
-        """Whether the chat template has a variable of this name."""
+        """True if the chat template has a variable of this name."""
         return self.template is not None and self.template.reads(name)

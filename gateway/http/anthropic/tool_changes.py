@@ -60,5 +60,5 @@ class ReferenceBlock(Strict):
 
     @property
     def text(self) -> str:
-        """What was found, as a sentence for the model."""
+        """The sentence that tells the model of the tool."""
         return f"The tool {self.tool_name} {_WHAT['tool_addition']}."

@@ -93,7 +93,7 @@ def to_tools(tools: Sequence[BaseModel], later: Sequence[Placed]) -> Iterator[To
 
 
 class ChoiceBody(Strict):
-    """Whether the model calls tools."""
+    """The choice between calling tools and answering in words."""
 
     where: ClassVar[str | None] = "tool_choice."
 

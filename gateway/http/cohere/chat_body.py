@@ -151,7 +151,7 @@ class CohereFormat(Strict):
 
 
 class CohereThinking(Strict):
-    """Whether the model thinks, and for how many tokens."""
+    """The model's thinking: on or off, and its most tokens."""
 
     where: ClassVar[str | None] = "thinking."
 

@@ -79,7 +79,7 @@ class EmbedBody(Body):
 
     @property
     def types(self) -> list[EmbeddingType]:
-        """How the vectors are written, each way once."""
+        """The forms in which the vectors are written, each once."""
         return list(dict.fromkeys(self.embedding_types or ["float"]))
 
     @property

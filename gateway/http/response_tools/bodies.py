@@ -129,7 +129,7 @@ def to_tools(tools: Sequence[AnyTool]) -> tuple[Tool, ...]:
 
 
 def is_left_out(tool: AnyTool) -> bool:
-    """Whether the model is not told of the tool."""
+    """True if the model is not told of the tool."""
     return isinstance(tool, HostedTool)
 
 

@@ -30,7 +30,7 @@ LEFT_OUT = frozenset(
 
 
 def is_other(kind: str) -> bool:
-    """Whether items of this type are of tools that do not run here."""
+    """True if items of this type are of tools that do not run here."""
     return kind in LEFT_OUT or kind in _CALLS or kind in _RESULTS or kind in _RAN_ELSEWHERE
 
 

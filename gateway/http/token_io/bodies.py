@@ -47,7 +47,7 @@ _GENERATE: dict[str, tuple[Any, ...]] = {
 
 
 class SamplingBody(GenerationBody):
-    """How to sample: the fields of vLLM's SamplingParams."""
+    """The fields of vLLM's SamplingParams."""
 
     where: ClassVar[str | None] = f"{PLACE}."
     neutral: ClassVar[fields.Neutral] = _SAMPLING
@@ -86,7 +86,7 @@ class GenerateTokensBody(Body):
 
     @property
     def num_choices(self) -> int:
-        """How many outputs the prompt has."""
+        """The number of outputs of the prompt."""
         return self.sampling_params.num_choices
 
     def to_requests(self, request_id: str) -> list[GenerationRequest]:

@@ -50,7 +50,7 @@ async def _rendered(
 
 
 def _sampling_body(sampling: SamplingParams, wanted: GenerationRequest) -> dict[str, Any]:
-    """What the request asks of sampling, as JSON; what it leaves to the server is left out."""
+    """The request's sampling parameters as JSON, without those that it leaves to the server."""
     values = {name: getattr(sampling, name) for name in sampling.__dataclass_fields__}
     grammar = values.pop("grammar")
     body: dict[str, Any] = {

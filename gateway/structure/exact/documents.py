@@ -39,15 +39,15 @@ class SchemaDocument:
         return found
 
     def is_rounded(self) -> bool:
-        """Whether the grammar library would change a number anywhere."""
+        """True if the grammar library would change a number anywhere."""
         return any(map(self.rounds, schemas_in(self.root)))
 
     def rounds(self, schema: Mapping[str, Any]) -> bool:
-        """Whether the grammar library would change a number of a schema, those inside left out."""
+        """True if the grammar library would change a number of a schema, those inside left out."""
         return any(rounded_keywords(schema, combines=self._combines))
 
     def needs_exactness(self, schema: Any) -> bool:
-        """Whether a number would change in a schema or in what its references lead to."""
+        """True if a number would change in a schema or in what its references lead to."""
         if self._rounded_references is None:
             self._rounded_references = self._find_rounded_references()
         return any(
@@ -132,7 +132,7 @@ def schemas_in(schema: Any) -> Iterator[dict[str, Any]]:
 
 
 def _combines(schema: Mapping[str, Any]) -> bool:
-    """Whether a schema is the intersection of several."""
+    """True if a schema is the intersection of several."""
     own = plain(schema).keys() - _OUTSIDE - {"type"}
     if "allOf" in own or {"properties", "patternProperties"} <= own:
         return True

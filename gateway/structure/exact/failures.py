@@ -1,4 +1,4 @@
-"""Why a schema has no exact grammar."""
+"""The reasons why a schema has no exact grammar."""
 
 from fractions import Fraction
 

@@ -29,7 +29,7 @@ def exact_grammar(
 
 
 def rounds(schema: Any) -> bool:
-    """Whether the grammar library would change a number of a schema."""
+    """True if the grammar library would change a number of a schema."""
     return SchemaDocument(schema).is_rounded()
 
 
@@ -66,7 +66,7 @@ def _is(value: Any, error: NotWritten) -> bool:
 
 
 def _places(schema: Any, place: str) -> Iterator[tuple[str, Any]]:
-    """Where a schema has numbers that would be changed, and these."""
+    """The places of a schema's numbers that would be changed, and these."""
     todo = [(place, schema)]
     while todo:
         where, part = todo.pop()

@@ -198,7 +198,7 @@ def type_of(value: Any) -> str:
 
 
 def _are_disjoint(first: Schema, second: Schema) -> bool:
-    """Whether no value can fit both, as far as types, values, bounds and properties tell."""
+    """True if no value can fit both, as far as types, values, bounds and properties tell."""
     types = set(_common_types(sorted(_kinds(first)), sorted(_kinds(second))))
     if not types:
         return True

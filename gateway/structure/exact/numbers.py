@@ -57,7 +57,7 @@ class NumberRange:
     step: Fraction | None = None
 
     def holds(self, number: Fraction) -> bool:
-        """Whether a number is one of them."""
+        """True if a number lies within."""
         if self.low is not None and (
             number < self.low or (number == self.low and not self.is_low_in)
         ):
@@ -69,7 +69,7 @@ class NumberRange:
         return self.step is None or (number / self.step).denominator == 1
 
     def is_empty(self) -> bool:
-        """Whether there is no such number."""
+        """True if there is no such number."""
         if self.low is None or self.high is None:
             return False
         if self.step is not None:
@@ -113,7 +113,7 @@ def range_of(schema: Mapping[str, Any], *, is_integer: bool) -> NumberRange:
 
 
 def is_number(value: Any) -> bool:
-    """Whether a value is a number; JSON's true and false are none."""
+    """True if a value is a number; JSON's true and false are none."""
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
@@ -125,7 +125,7 @@ def fraction(number: float) -> Fraction:
 
 
 def holds_value(value: Any) -> bool:
-    """Whether the library writes a value of `const` or `enum` as it is."""
+    """True if the library writes a value of `const` or `enum` as it is."""
     todo = [value]
     while todo:
         part = todo.pop()
@@ -165,7 +165,7 @@ def _holds(number: float) -> bool:
 
 
 def _holds_factor(number: float, most: int, *, combines: bool) -> bool:
-    """Whether the library, which scales a factor by tens as a double, finds the same."""
+    """True if the library, which scales a factor by tens as a double, finds the same."""
     if isinstance(number, Rounded) or number > most:
         return False
     scaled, exponent = float(number), 0

@@ -174,7 +174,7 @@ def _multiples(step: Fraction) -> str | None:
 
 
 def _suffix_digits(factor: int) -> tuple[int | None, int]:
-    """How many digits before how many zeros tell whether an integer is a multiple."""
+    """Numbers of digits and of zeros after them that tell whether an integer is a multiple."""
     zeros = 0
     while factor % 10 == 0:
         factor, zeros = factor // 10, zeros + 1

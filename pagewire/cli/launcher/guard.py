@@ -148,7 +148,7 @@ def living_descendants(pid: int) -> list[int]:
 
 
 def has_ended(pid: int) -> bool:
-    """Whether a process is gone, or waits to be reaped."""
+    """True if a process is gone, or waits to be reaped."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:

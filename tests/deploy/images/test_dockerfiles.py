@@ -28,7 +28,7 @@ TRANSITIVE = pins(IMAGES / "transitive.txt")
 
 
 def needed(package: str, extras: Iterable[str]) -> set[str]:
-    """What the installed packages say that this one needs, and those, by canonical name."""
+    """The needs of a package and of these, by what is installed, as canonical names."""
     found: set[str] = set()
     left = [(package, frozenset(extras))]
     seen = set()

@@ -92,7 +92,7 @@ CALLS: dict[str, Callable[[], Call]] = {
 
 @dataclass(slots=True)
 class Suite:
-    """What was seen."""
+    """The statuses, stretches and peak memory of one run."""
 
     found: dict[str, dict[str, list[Stretch]]] = field(default_factory=dict)
     statuses: dict[str, int] = field(default_factory=dict)

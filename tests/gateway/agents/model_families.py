@@ -202,7 +202,7 @@ class Family:
     has_text: bool = True  # before its calls
 
     def answer(self, thought: str, text: str, calls: Sequence[Call]) -> str:
-        """What the model writes, up to its end."""
+        """The model's output, up to its end."""
         head = f"<think>\n{thought}\n</think>\n\n" if self.thinks and thought else ""
         if not calls:
             return head + text

@@ -1,4 +1,4 @@
-"""What agents send over a session, built turn by turn as each of them was seen to do it.
+"""Requests of agents over a session, built turn by turn as each of them was seen to do it.
 
 A session is a story: which calls the model makes, what comes back, and what else happens. A client
 tells it in its API: it keeps the conversation in its own form, and builds the next body of it.
@@ -26,7 +26,7 @@ CUT, IMAGE, FOUND, LATE, COMPACTED = 7, 10, 11, 16, 19
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What the model says at one turn of the story."""
+    """The model's words at one turn of the story."""
 
     number: int
     thought: str
@@ -35,7 +35,7 @@ class Step:
 
     @property
     def is_cut(self) -> bool:
-        """Whether the answer ends in the middle of its call."""
+        """True if the answer ends in the middle of its call."""
         return self.number == CUT
 
 
@@ -54,7 +54,7 @@ def story() -> list[Step]:
 
 
 def result_of(call: Call, number: int) -> str:
-    """What a tool returns."""
+    """The result of a tool."""
     return f"{number}: {call[0]} saw it."
 
 

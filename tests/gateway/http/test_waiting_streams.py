@@ -52,7 +52,7 @@ async def streaming(
 
 
 async def until(chunks: AsyncIterator[bytes], wanted: bytes, count: int = 1) -> bytes:
-    """What is received until it holds `wanted` so many times."""
+    """The text that is received until it holds `wanted` so many times."""
     received = b""
     async with asyncio.timeout(patience(10)):
         while received.count(wanted) < count:

@@ -103,7 +103,7 @@ def accepts(matcher: Matcher, tokenizer: tokenizers.Tokenizer, text: str) -> boo
 
 
 def matcher_of(vocabulary: Vocabulary, schema: Any) -> Matcher | None:
-    """What follows a schema; None: it was refused by a place."""
+    """The matcher of a schema's grammar; None: it was refused by a place."""
     try:
         return new_matcher(vocabulary, JsonSchema("schema", schema).to_grammar())
     except RequestError as error:

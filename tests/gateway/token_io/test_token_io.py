@@ -62,7 +62,7 @@ def tell(ids: NDArray[np.int32], num_top: int) -> LogprobColumns:
 
 
 def asked(submit: Any) -> dict[str, Any]:
-    """What a submission asks for, apart from ids and handles."""
+    """The requests of a submission, apart from ids and handles."""
     return {
         "prompt": columns.unpack(submit.prompt_token_ids).tolist(),
         "sampling": submit.sampling.SerializeToString(deterministic=True),

@@ -1,4 +1,4 @@
-"""Whether a checkpoint that says its head is its embedding table stores one tensor, or two.
+"""Tells if a checkpoint that says its head is its embedding table stores one tensor, or two.
 
 Which of them is stored decides, as in transformers: one is both; two that are equal are one; two
 that differ stay two, whatever the configuration says.
@@ -24,7 +24,7 @@ ROWS_AT_ONCE = 1024  # that are compared; a copy of a whole head would be large
 
 
 class Tensors(Enum):
-    """Which of the two tensors are read."""
+    """The tensors that are read: the table, the head, or both."""
 
     TABLE = "table"  # it is the head, too, if the model has no head of its own
     HEAD = "head"  # it is the table, too
@@ -34,7 +34,7 @@ class Tensors(Enum):
 def stored_tensors(
     folder: Path, config: ModelConfig, dtype: torch.dtype, ignored: Collection[str] = ()
 ) -> Tensors:
-    """What is read for a model that is served in this type. Raises WeightError."""
+    """The tensors to read for a model that is served in this type. Raises WeightError."""
     if is_gguf(folder) or not config.tie_word_embeddings:  # GGUF says it by what it holds
         return Tensors.TABLE
     with Checkpoint(folder) as checkpoint:
@@ -65,7 +65,7 @@ def as_stored(config: ModelConfig, tensors: Tensors) -> ModelConfig:
 
 
 def _first_difference(checkpoint: Checkpoint, dtype: torch.dtype) -> str | None:
-    """Where the two differ as numbers of this type; None: nowhere."""
+    """The first place at which the two differ as numbers of this type; None: nowhere."""
     table, head = checkpoint.stored(EMBEDDING), checkpoint.stored(HEAD)
     shapes = tuple(table.get_shape()), tuple(head.get_shape())
     if shapes[0] != shapes[1] or len(shapes[0]) != 2:

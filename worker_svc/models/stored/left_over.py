@@ -10,7 +10,7 @@ log = logging.getLogger(__name__)
 
 
 def named_by(patterns: Collection[str], names: Iterable[str]) -> frozenset[str]:
-    """Those of the names that a pattern of --ignore-weights matches; the log says which.
+    """The names that a pattern of --ignore-weights matches; the log says which.
 
     Raises UnexpectedWeight for the scale of a KV cache, which is read.
     """
