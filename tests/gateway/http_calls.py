@@ -1,7 +1,8 @@
 """Calls to a gateway over HTTP, and a scheduler that sends log probabilities."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 import httpx
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 
 from pagewire.v1 import scheduler_pb2, types_pb2
 from tests.gateway.conftest import FakeScheduler, tell_of_prompt
+from tests.pace import patience
 from wire import columns
 from wire.grammar import new_matcher, read_vocabulary
 from wire.logprobs import LogprobColumns
@@ -29,6 +31,18 @@ async def refusal(running: Any, route: str, body: dict[str, Any]) -> tuple[int, 
     response = await running.http.post(route, json=body)
     error = response.json()["error"]
     return response.status_code, error["param"], error["message"]
+
+
+@asynccontextmanager
+async def connected(running: Any) -> AsyncIterator[tuple[asyncio.StreamReader, Any]]:
+    """A bare connection to the gateway, for a limited time."""
+    host, port = running.http_url.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    try:
+        async with asyncio.timeout(patience(20)):
+            yield reader, writer
+    finally:
+        writer.close()
 
 
 def error_of(response: httpx.Response, status: int) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack
 from typing import Any
 
 import grpc
@@ -14,8 +14,8 @@ from gateway.errors import RequestError
 from gateway.tokens.body_budget import BodyBudget
 from gateway.tokens.turns import MIB
 from pagewire.v1 import inference_pb2, inference_pb2_grpc
-from tests.gateway.http_calls import error_of
-from tests.pace import paced, patience
+from tests.gateway.http_calls import connected, error_of
+from tests.pace import paced
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -37,17 +37,6 @@ PLACES = {
     "/v1/embeddings": (b'{"input":[',),
     "/tokenize": (b'{"prompt":"x","unknown":[',),
 }
-
-
-@asynccontextmanager
-async def connected(running: Any) -> AsyncIterator[tuple[asyncio.StreamReader, Any]]:
-    host, port = running.http_url.removeprefix("http://").split(":")
-    reader, writer = await asyncio.open_connection(host, int(port))
-    try:
-        async with asyncio.timeout(patience(20)):
-            yield reader, writer
-    finally:
-        writer.close()
 
 
 async def read(reader: asyncio.StreamReader) -> tuple[int, dict[str, str], Any]:

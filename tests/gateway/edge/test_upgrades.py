@@ -4,14 +4,14 @@ import asyncio
 import json
 import shutil
 import subprocess
-from collections.abc import AsyncIterator, Iterable
-from contextlib import asynccontextmanager
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gateway.edge.edge_limits import EdgeLimits
+from tests.gateway.http_calls import connected
 from tests.pace import patience
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -50,17 +50,6 @@ def body_apart(request: bytes) -> list[bytes]:
 
 def byte_by_byte(request: bytes) -> list[bytes]:
     return [request[at : at + 1] for at in range(len(request))]
-
-
-@asynccontextmanager
-async def connected(running: Any) -> AsyncIterator[tuple[asyncio.StreamReader, Any]]:
-    host, port = running.http_url.removeprefix("http://").split(":")
-    reader, writer = await asyncio.open_connection(host, int(port))
-    try:
-        async with asyncio.timeout(patience(20)):
-            yield reader, writer
-    finally:
-        writer.close()
 
 
 async def send(writer: Any, segments: Iterable[bytes]) -> None:

@@ -2,14 +2,13 @@
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 from typing import Any
 
 import grpc
 import openai
 import pytest
-import pytest_asyncio
 
 from gateway.errors import ErrorKind, RequestError
 from gateway.http.stored.background import BackgroundResponse, BackgroundResponses
@@ -23,19 +22,6 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 ROUTE = "/v1/responses"
 BODY = {"input": "x", "background": True}
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def storing(start: Any) -> Any:
-    return await start(store_responses=1)
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def client(storing: Any) -> AsyncIterator[openai.AsyncOpenAI]:
-    async with openai.AsyncOpenAI(
-        base_url=f"{storing.http_url}/v1", api_key="none", max_retries=0
-    ) as client:
-        yield client
 
 
 async def ended(running: Any, name: str) -> dict[str, Any]:

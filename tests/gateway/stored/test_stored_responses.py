@@ -1,13 +1,12 @@
 """--store-responses over HTTP and through the openai package."""
 
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
-import pytest_asyncio
 
 from gateway.config import GatewayConfig
 from tests.gateway.http_calls import error_of, post, refusal
@@ -18,19 +17,6 @@ from wire.identity.roles import Role
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 ROUTE = "/v1/responses"
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def storing(start: Any) -> Any:
-    return await start(store_responses=1)
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def client(storing: Any) -> AsyncIterator[openai.AsyncOpenAI]:
-    async with openai.AsyncOpenAI(
-        base_url=f"{storing.http_url}/v1", api_key="none", max_retries=0
-    ) as client:
-        yield client
 
 
 async def test_a_response_is_read_continued_and_deleted(
