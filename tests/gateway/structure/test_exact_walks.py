@@ -8,7 +8,6 @@ from fractions import Fraction
 from typing import Any
 
 import jsonschema
-import numpy as np
 import pytest
 import tokenizers
 from jsonschema import validators
@@ -17,6 +16,7 @@ from gateway.errors import ErrorKind, RequestError
 from gateway.structure.exact.numbers import Rounded, read_number
 from gateway.structure.structure import JsonSchema
 from tests.exact_schemas import Maker
+from tests.gateway.structure.walks import walk
 from tests.worker_svc.spelling import EOS, VOCAB_SIZE, make_tokenizer
 from wire.grammar import BadGrammar, Matcher, Vocabulary, new_matcher, read_vocabulary
 
@@ -79,24 +79,6 @@ def spelled(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def walk(matcher: Matcher, closing: list[int], dice: random.Random) -> list[int] | None:
-    """The tokens of one output; None if it does not end soon."""
-    token_ids: list[int] = []
-    while len(token_ids) < MAX_TOKENS:
-        mask = np.frombuffer(matcher.compute_bitmask(), np.uint8)
-        assert not matcher.is_error(), matcher.get_error()
-        allowed = np.unpackbits(mask, bitorder="little").view(bool)
-        choices = [token_id for token_id in closing if allowed[token_id]]
-        if not choices or dice.random() < 0.4:
-            choices = np.flatnonzero(allowed).tolist()
-        token_id = dice.choice(choices)
-        if token_id == EOS:
-            return token_ids
-        token_ids.append(token_id)
-        assert matcher.consume_token(token_id), matcher.get_error()
-    return None
-
-
 def accepts(matcher: Matcher, tokenizer: tokenizers.Tokenizer, text: str) -> bool:
     token_ids = tokenizer.encode(text, add_special_tokens=False).ids
     return matcher.try_consume_tokens(token_ids) == len(token_ids) and matcher.is_accepting()
@@ -127,7 +109,7 @@ def test_numbers_that_doubles_round_are_exact_or_refused_by_their_place(
         validator = Validator(exactly(text))
         validator.validate(exactly(spelled(value)))
         assert accepts(matcher.deep_copy(), tokenizer, spelled(value)), (schema, value)
-        token_ids = walk(matcher, closing, dice)
+        token_ids = walk(matcher, closing, dice, detours=0.4, most=MAX_TOKENS)
         if token_ids is None:
             num_open += 1
             continue

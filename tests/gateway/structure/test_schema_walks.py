@@ -9,12 +9,12 @@ import random
 from typing import Any
 
 import jsonschema
-import numpy as np
 import pytest
 import tokenizers
 
 from default_model.folder import ensure
 from gateway.structure.structure import JsonSchema
+from tests.gateway.structure.walks import walk
 from tests.schemas import make_schema
 from wire.grammar import Vocabulary, new_matcher, read_vocabulary
 
@@ -63,26 +63,6 @@ def closing(tokenizer: tokenizers.Tokenizer) -> list[int]:
     return [EOS, *(tokenizer.token_to_id(character) for character in '"}],0123456789')]
 
 
-def walk(
-    vocabulary: Vocabulary, schema: Any, closing: list[int], dice: random.Random
-) -> list[int] | None:
-    """The tokens of one output; None if it does not end."""
-    matcher = new_matcher(vocabulary, JsonSchema("schema", schema).to_grammar())
-    token_ids: list[int] = []
-    while len(token_ids) < MAX_TOKENS:
-        mask = np.frombuffer(matcher.compute_bitmask(), np.uint8)
-        allowed = np.unpackbits(mask, bitorder="little").view(bool)
-        choices = [token_id for token_id in closing if allowed[token_id]]
-        if not choices or dice.random() < 0.5:
-            choices = np.flatnonzero(allowed).tolist()
-        token_id = dice.choice(choices)
-        if token_id == EOS:
-            return token_ids
-        token_ids.append(token_id)
-        assert matcher.consume_token(token_id), matcher.get_error()
-    return None
-
-
 @pytest.mark.parametrize(
     ("schemas", "num_walks"),
     [
@@ -103,7 +83,8 @@ def test_whatever_dice_say_within_the_masks_fits_the_schema(
     for schema in schemas:
         validator = jsonschema.Draft202012Validator(schema, format_checker=formats)
         for _ in range(num_walks):
-            token_ids = walk(vocabulary, schema, closing, dice)
+            matcher = new_matcher(vocabulary, JsonSchema("schema", schema).to_grammar())
+            token_ids = walk(matcher, closing, dice, detours=0.5, most=MAX_TOKENS)
             if token_ids is None:
                 num_open += 1
                 continue
