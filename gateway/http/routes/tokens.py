@@ -1,6 +1,5 @@
 """POST /tokenize and /detokenize."""
 
-import asyncio
 from functools import partial
 from typing import Any, ClassVar
 
@@ -16,10 +15,9 @@ from gateway.http.completions import unless_disconnected
 from gateway.http.large_answers import answered
 from gateway.http.messages import Messages, Tools, to_tools
 from gateway.http.schema import Body, rendering_of
-from gateway.pipeline import Pipeline
+from gateway.pipeline import INLINE_VALUES, Pipeline
 from gateway.tokens.tokenizer import Tokenizer
 
-INLINE_IDS = 4096  # more are decoded off the event loop
 # With the values that ask for nothing, which a prompt may have, too.
 FIELDS_OF_CONVERSATIONS: dict[str, Any] = {
     "tools": [],
@@ -95,8 +93,8 @@ def add_token_routes(app: FastAPI, pipeline: Pipeline, tokenizer: Tokenizer) -> 
         model = pipeline.resolve_model(body.model)
         limits.check_count("tokens", len(body.tokens), limits.MAX_DETOKENIZE_IDS)
         decode = partial(_decoded, tokenizer, body, model.vocab_size)
-        is_short = len(body.tokens) <= INLINE_IDS
-        return {"prompt": decode() if is_short else await asyncio.to_thread(decode)}
+        is_short = len(body.tokens) <= INLINE_VALUES
+        return {"prompt": decode() if is_short else await pipeline.run_aside(decode)}
 
 
 def _decoded(tokenizer: Tokenizer, body: DetokenizeBody, vocab_size: int) -> str:

@@ -2,7 +2,9 @@
 
 import re
 import time
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from gateway import limits
@@ -29,7 +31,7 @@ from gateway.http.token_io.bodies import (
     TokensChoice,
 )
 from gateway.output_reader import OutputReader
-from gateway.pipeline import Pipeline
+from gateway.pipeline import INLINE_VALUES, Pipeline
 from gateway.scheduler.live_request import TokenArrival
 from gateway.text.logprobs import Candidate
 from gateway.tokens.tokenizer import Tokenizer
@@ -55,9 +57,10 @@ class Derenderer:
         if body.chat_request is not None:
             wanted, *_ = body.chat_request.to_requests(answered.request_id)
         num_prompt_tokens = _num_prompt_tokens(body)
+        new_reader = await self._new_reader(wanted)
         choices, outputs = [], []
         for index, choice in enumerate(answered.choices):
-            output = await self._read(choice, wanted, model, f"{place}.choices[{index}]")
+            output = await self._read(choice, new_reader(), model, f"{place}.choices[{index}]")
             outputs.append(output)
             choices.append(self._chat_choice(choice, output))
         return _answer(answered, CHAT.whole_object, model, choices) | {
@@ -77,13 +80,14 @@ class Derenderer:
         wanted = None
         if body.completion_request is not None:
             wanted, *_ = body.completion_request.to_requests(responses[0].request_id)
+        new_reader = await self._new_reader(wanted)
         choices: list[dict[str, Any]] = []
         outputs: list[WholeOutput] = []
         for position, answered in enumerate(responses):
             answered.check(f"{name}[{position}]")
             for index, choice in enumerate(answered.choices):
                 place = f"{name}[{position}].choices[{index}]"
-                output = await self._read(choice, wanted, model, place)
+                output = await self._read(choice, new_reader(), model, place)
                 outputs.append(output)
                 choices.append(self._completion_choice(len(choices), choice, output))
         return _answer(responses[0], COMPLETION.whole_object, model, choices) | {
@@ -91,18 +95,15 @@ class Derenderer:
         }
 
     async def _read(
-        self, choice: TokensChoice, wanted: GenerationRequest | None, model: ServedModel, place: str
+        self, choice: TokensChoice, reader: OutputReader, model: ServedModel, place: str
     ) -> WholeOutput:
-        token_ids = list(choice.token_ids or ())
-        check_token_ids(f"{place}.token_ids", tuple(token_ids), model.vocab_size)
-        reader = await self._reader(wanted)
-        reason = FinishReason.LENGTH if choice.finish_reason == "length" else FinishReason.STOP
-        end = Finish(reason, Usage(0, len(token_ids)))
-        delta = reader.read(TokenArrival(token_ids, (), end), 0)
-        return completion_of([delta])
+        """The output of some ids; many are read off the event loop. Raises RequestError."""
+        read = partial(_read, choice, reader, model, place)
+        is_short = len(choice.token_ids or ()) <= INLINE_VALUES
+        return read() if is_short else await self._pipeline.run_aside(read)
 
-    async def _reader(self, wanted: GenerationRequest | None) -> OutputReader:
-        """A reader for an output of the request; without one all text is content."""
+    async def _new_reader(self, wanted: GenerationRequest | None) -> Callable[[], OutputReader]:
+        """The maker of readers for outputs of the request; without one all text is content."""
         if wanted is None:
             wanted = GenerationRequest("", (0,))
         # What was asked about log probabilities and the prompt came from the generate step.
@@ -110,7 +111,7 @@ class Derenderer:
         sampling = replace(sampling, logprob_token_ids=())
         plain = replace(wanted, sampling=sampling, echo=False, returns_prompt_ids=False)
         _, new_reader = await self._pipeline.prepare(replace(plain, beams=None))
-        return new_reader()
+        return new_reader
 
     def _chat_choice(self, choice: TokensChoice, output: WholeOutput) -> dict[str, Any]:
         reply = reply_of(parts_of(output))
@@ -158,6 +159,17 @@ class Derenderer:
         if isinstance(top := token.get("top_logprobs"), list):
             shown["top_logprobs"] = [self._spelled_token(one) for one in top]
         return shown
+
+
+def _read(
+    choice: TokensChoice, reader: OutputReader, model: ServedModel, place: str
+) -> WholeOutput:
+    """An output from its ids. Raises RequestError for one outside the vocabulary."""
+    token_ids = list(choice.token_ids or ())
+    check_token_ids(f"{place}.token_ids", tuple(token_ids), model.vocab_size)
+    reason = FinishReason.LENGTH if choice.finish_reason == "length" else FinishReason.STOP
+    end = Finish(reason, Usage(0, len(token_ids)))
+    return completion_of([reader.read(TokenArrival(token_ids, (), end), 0)])
 
 
 def _answer(
