@@ -59,7 +59,7 @@ class GrammarChecker:
         client = CLIENT.get()
         resolve = partial(self._resolve, structure, vocab_size, eos_token_ids)
         try:
-            return await self._quick.run(client, partial(resolve, is_quick=True), _nothing)
+            return await self._quick.run(client, partial(resolve, is_quick=True))
         except SlowGrammar as slow:
             key = slow.key
         self._slow_ones.enter(client, key, structure.place)
@@ -117,10 +117,6 @@ class _Checks:
     def find(self, grammars: Iterable[str], problem: str) -> int | None:
         """The index of the first grammar with this problem; None if there is none."""
         return self.checks.find(grammars, problem, is_quick=self.is_quick)
-
-
-def _nothing() -> None:
-    """Ends a quick check, of which nothing is counted."""
 
 
 def _without_failing(
