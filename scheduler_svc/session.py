@@ -198,9 +198,7 @@ class Sessions:
         for other in list(self._open.values()):
             if other is not session and other.gateway == hello.gateway != 0:
                 other.close()
-                other.notify(
-                    SessionEnd(grpc.StatusCode.ABORTED, "this gateway has opened another stream")
-                )
+                other.notify(SessionEnd(grpc.StatusCode.ABORTED, HAS_ANOTHER))
         greeting = scheduler_pb2.SessionGreeting(instance=self.instance)
         session.notify(scheduler_pb2.SessionResponse(greeting=greeting))
 

@@ -17,9 +17,7 @@ from google.protobuf.message import DecodeError, Message
 SEQUENCE_FIELD, CHECKSUM_FIELD = 14, 15
 _FIXED32 = 5  # wire type
 _SEQUENCE_KEY, _CHECKSUM_KEY = SEQUENCE_FIELD << 3 | _FIXED32, CHECKSUM_FIELD << 3 | _FIXED32
-_PLACE = struct.Struct("<BI")
-_SUM = struct.Struct("<BI")
-_SEAL_BYTES = _PLACE.size + _SUM.size
+_FIELD = struct.Struct("<BI")  # key and value of either
 _WRAP = 1 << 32
 NO_MESSAGE = "the request is not a valid protobuf message of its type"
 
@@ -48,8 +46,8 @@ class Sealer:
 
 def sealed_at(place: int, frame: bytes) -> bytes:
     """The frame with a place in its stream and a checksum."""
-    placed = frame + _PLACE.pack(_SEQUENCE_KEY, place)
-    return placed + _SUM.pack(_CHECKSUM_KEY, crc32(placed))
+    placed = frame + _FIELD.pack(_SEQUENCE_KEY, place)
+    return placed + _FIELD.pack(_CHECKSUM_KEY, crc32(placed))
 
 
 class SealCheck:
@@ -81,14 +79,14 @@ class SealCheck:
 
 def _place_of(frame: bytes) -> int | None:
     """The place that a seal names; None without a seal. Raises BadFrame if the bytes differ."""
-    at_sum = len(frame) - _SUM.size
-    at_place = at_sum - _PLACE.size
+    at_sum = len(frame) - _FIELD.size
+    at_place = at_sum - _FIELD.size
     if at_place < 0 or frame[at_sum] != _CHECKSUM_KEY or frame[at_place] != _SEQUENCE_KEY:
         return None
-    _, told = _SUM.unpack_from(frame, at_sum)
+    _, told = _FIELD.unpack_from(frame, at_sum)
     if crc32(memoryview(frame)[:at_sum]) != told:
         raise BadFrame("a frame of the stream was changed on the way")
-    return int(_PLACE.unpack_from(frame, at_place)[1])
+    return int(_FIELD.unpack_from(frame, at_place)[1])
 
 
 def as_frame(frame: bytes) -> bytes:
