@@ -6,8 +6,8 @@ a peer understands beyond its major one; both sides keep to the smaller number.
 """
 
 STEP_MAJOR = 2  # of the step stream, between scheduler and worker: Hello.protocol_version
-# Hello.protocol_minor, WorkerDescription.protocol_minor. From 2 on frames are sealed, and a row can be
-# refused alone, which an earlier scheduler reads as a row that failed.
+# Hello.protocol_minor, WorkerDescription.protocol_minor. From 2 on frames are sealed, and a row can
+# be refused alone, which an earlier scheduler reads as a row that failed.
 STEP_MINOR = 2
 MINOR_WITH_DRAIN = 1  # from here on heartbeats say that the worker drains
 SESSION_MAJOR = 1  # of the stream between gateway and scheduler: GetStatusResponse.session_version
