@@ -257,7 +257,11 @@ class WorkerGroup:
         answer = await self.worker.describe()
         seen, found, term = int(answer.epoch), answer.description.incarnation, self._served.term
         if self.verdict.is_open:
-            self._conclude(is_death=not found or found != self._incarnation)
+            is_death = not found or found != self._incarnation
+            has_refused = not is_death and answer.refusal.epoch == self.epoch
+            if has_refused:  # gRPC lost the status that said so
+                self.verdict.why_lost = answer.refusal.cause
+            self._conclude(is_death, has_refused=has_refused)
         ours = max(self.epoch, self._claimed_epoch, self._served.epoch_of(found))
         is_same = found in (0, self._incarnation) or self._served.epoch_of(found)
         if seen > ours and ((self.epoch and is_same) or (term and seen >= term)):

@@ -112,7 +112,7 @@ class DescribeRequest(_message.Message):
     def __init__(self, held_epoch: _Optional[int] = ...) -> None: ...
 
 class DescribeResponse(_message.Message):
-    __slots__ = ("phase", "failure", "description", "epoch", "last_step_id", "num_live_slots", "decode_time", "is_attached", "unheard_ms")
+    __slots__ = ("phase", "failure", "description", "epoch", "last_step_id", "num_live_slots", "decode_time", "is_attached", "unheard_ms", "refusal")
     PHASE_FIELD_NUMBER: _ClassVar[int]
     FAILURE_FIELD_NUMBER: _ClassVar[int]
     DESCRIPTION_FIELD_NUMBER: _ClassVar[int]
@@ -122,6 +122,7 @@ class DescribeResponse(_message.Message):
     DECODE_TIME_FIELD_NUMBER: _ClassVar[int]
     IS_ATTACHED_FIELD_NUMBER: _ClassVar[int]
     UNHEARD_MS_FIELD_NUMBER: _ClassVar[int]
+    REFUSAL_FIELD_NUMBER: _ClassVar[int]
     phase: WorkerPhase
     failure: str
     description: WorkerDescription
@@ -131,7 +132,16 @@ class DescribeResponse(_message.Message):
     decode_time: _timing_pb2.DecodeTime
     is_attached: bool
     unheard_ms: int
-    def __init__(self, phase: _Optional[_Union[WorkerPhase, str]] = ..., failure: _Optional[str] = ..., description: _Optional[_Union[WorkerDescription, _Mapping]] = ..., epoch: _Optional[int] = ..., last_step_id: _Optional[int] = ..., num_live_slots: _Optional[int] = ..., decode_time: _Optional[_Union[_timing_pb2.DecodeTime, _Mapping]] = ..., is_attached: bool = ..., unheard_ms: _Optional[int] = ...) -> None: ...
+    refusal: Refusal
+    def __init__(self, phase: _Optional[_Union[WorkerPhase, str]] = ..., failure: _Optional[str] = ..., description: _Optional[_Union[WorkerDescription, _Mapping]] = ..., epoch: _Optional[int] = ..., last_step_id: _Optional[int] = ..., num_live_slots: _Optional[int] = ..., decode_time: _Optional[_Union[_timing_pb2.DecodeTime, _Mapping]] = ..., is_attached: bool = ..., unheard_ms: _Optional[int] = ..., refusal: _Optional[_Union[Refusal, _Mapping]] = ...) -> None: ...
+
+class Refusal(_message.Message):
+    __slots__ = ("epoch", "cause")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    CAUSE_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    cause: str
+    def __init__(self, epoch: _Optional[int] = ..., cause: _Optional[str] = ...) -> None: ...
 
 class LoadModelRequest(_message.Message):
     __slots__ = ("path", "dtype", "served_model_name")

@@ -23,7 +23,7 @@ from worker_svc.protocol import codec
 from worker_svc.protocol.step import BadStep
 from worker_svc.serving.pending_hellos import PendingHellos
 from worker_svc.serving.scheduler_stream import SchedulerStream
-from worker_svc.serving.session import Session
+from worker_svc.serving.session import Refusal, Session
 from worker_svc.serving.session_errors import (
     FrameLost,
     StaleEpoch,
@@ -94,6 +94,7 @@ class WorkerService:
             decode_time=None if runner is None else to_decode_time(runner.decode_time),
             is_attached=session.is_attached,
             unheard_ms=session.hold.unheard_ms,
+            refusal=None if session.refusal is None else to_refusal(session.refusal),
         )
 
     def load_model(
@@ -224,6 +225,11 @@ def to_model_info(facts: ModelFacts) -> types_pb2.ModelInfo:
         llguidance_version=LLGUIDANCE_VERSION,
         quantization=facts.quantization,
     )
+
+
+def to_refusal(refusal: Refusal) -> worker_pb2.Refusal:
+    """Converts a refusal to protobuf."""
+    return worker_pb2.Refusal(epoch=refusal.epoch, cause=refusal.cause)
 
 
 def to_decode_time(spent: DecodeTime) -> timing_pb2.DecodeTime:

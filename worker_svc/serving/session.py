@@ -9,6 +9,7 @@ service maps to a status.
 import logging
 import threading
 import time
+from dataclasses import dataclass
 from functools import partial
 
 from wire.versions import STEP_MAJOR
@@ -24,6 +25,7 @@ from worker_svc.runner.model_runner import ModelRunner, Pending, failed
 from worker_svc.serving.hold import Hold
 from worker_svc.serving.scheduler_stream import SchedulerStream, StreamProgress
 from worker_svc.serving.session_errors import (
+    SessionError,
     StaleEpoch,
     StepGap,
     Stopping,
@@ -33,6 +35,14 @@ from worker_svc.serving.session_errors import (
 from worker_svc.startup.lifecycle import Lifecycle
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A stream that was ended because of one of its frames."""
+
+    epoch: int
+    cause: str
 
 
 class Session:
@@ -58,6 +68,7 @@ class Session:
         self._epoch = 0
         self._last_step_id = 0
         self._is_draining = False
+        self.refusal: Refusal | None = None  # the last one
         self.hold = Hold()
 
     @property
@@ -152,6 +163,8 @@ class Session:
     def end(self, stream: SchedulerStream, reason: Exception | None) -> None:
         """Ends the stream now; another scheduler can attach."""
         with self._lock:
+            if not (stream.is_over or reason is None or isinstance(reason, SessionError)):
+                self.refusal = Refusal(stream.epoch, str(reason) or type(reason).__name__)
             stream.end(reason)
             if self._stream is stream:
                 self._stream = None

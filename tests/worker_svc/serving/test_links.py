@@ -17,9 +17,11 @@ from bench.harness.byte_relay import ByteRelay
 from pagewire.v1 import scheduler_pb2, types_pb2, worker_pb2
 from scheduler_svc import convert
 from scheduler_svc.engine import Engine
+from scheduler_svc.worker import link
 from tests.relay import DOWN, UP, OnePlace, frame_relay
 from tests.worker_svc.conftest import WORKER_CONFIG, Worker, make_prompt, serving
 from tests.worker_svc.serving.test_depths import Seen, serve
+from wire.deaths import PeerLoss
 
 NUM_LOSSES = 20  # more than any request may survive, if they counted
 WANTED = [(number, make_prompt(9 + number, seed=number), "") for number in (0, 1, 4)]
@@ -138,10 +140,16 @@ async def test_a_row_that_the_worker_refuses_ends_that_request_and_no_other(
     assert engine.groups[0].num_recoveries == 0
 
 
+@pytest.mark.parametrize("is_status_lost", [False, True])
 async def test_a_frame_that_the_worker_refuses_ends_its_request_alone(
-    worker: Worker, calm: list[Seen], monkeypatch: pytest.MonkeyPatch
+    worker: Worker, calm: list[Seen], monkeypatch: pytest.MonkeyPatch, is_status_lost: bool
 ) -> None:
-    """What cannot be told row by row ends the stream; its requests go on alone."""
+    """What cannot be told row by row ends the stream; its requests go on alone.
+
+    gRPC may lose the stream's status under a write: then the worker's description tells.
+    """
+    if is_status_lost:
+        monkeypatch.setattr(link, "loss_of", lambda _: PeerLoss.UNCLEAR)
     write = convert._to_new_sequence
 
     def spoiled(new: Any) -> worker_pb2.NewSequence:
@@ -151,7 +159,7 @@ async def test_a_frame_that_the_worker_refuses_ends_its_request_alone(
         return message
 
     monkeypatch.setattr(convert, "_to_new_sequence", spoiled)
-    codes: list[grpc.StatusCode] = []
+    errors: list[grpc.aio.AioRpcError] = []
 
     async def disturb(engine: Engine, stub: Any) -> None:
         while not (engine.groups[0].core and engine.groups[0].core.num_running):
@@ -165,10 +173,11 @@ async def test_a_frame_that_the_worker_refuses_ends_its_request_alone(
             async for _ in stub.Generate(request):
                 pass
         except grpc.aio.AioRpcError as error:
-            codes.append(error.code())
+            errors.append(error)
 
     seen, engine = await serve(worker, disturb, WANTED)
     assert seen == calm and len(seen) == len(WANTED)
-    assert codes == [grpc.StatusCode.INTERNAL]
-    # A third where the stream ended before it was known which frame was refused.
-    assert engine.groups[0].num_recoveries in (2, 3)
+    assert [error.code() for error in errors] == [grpc.StatusCode.INTERNAL]
+    assert "num_prompt_tokens: 0, must be" in str(errors[0].details())
+    # The first makes all its requests suspect; then the bad one is alone.
+    assert engine.groups[0].num_recoveries == 2
