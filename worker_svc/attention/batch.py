@@ -38,6 +38,7 @@ class AttentionBatch:
     # launch more.
     parts: "tuple[AttentionBatch, AttentionBatch] | None" = None
     mixed: MixedBatch | None = None  # in place of parts and lengths, in a graph
+    slots: Tensor | None = None  # [B] int64: whose states each sequence has; None: of none
 
     @classmethod
     def of_decodes(
@@ -104,6 +105,7 @@ class AttentionStep:
         kept = batch.slot_mapping >= 0
         self._kept = None if bool(kept.all()) else kept
         self._slots = batch.slot_mapping if self._kept is None else batch.slot_mapping[kept]
+        self._scoring = reference.Scoring(heads.scale)
         self._plan = reference.AttentionPlan.build(
             batch.block_tables, batch.context_lens, batch.cu_seqlens_q, kv_cache.block_size, dtype
         )
@@ -128,4 +130,4 @@ class AttentionStep:
         k = k if offsets is None else k.float() - offsets
         reference.store(k, k_rows, self._slots, k_inverse)
         reference.store(v, v_rows, self._slots, v_inverse)
-        return reference.attend(q, kv_rows, self._plan, heads.scale, scales).flatten(1)
+        return reference.attend(q, kv_rows, self._plan, self._scoring, scales).flatten(1)

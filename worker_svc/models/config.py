@@ -117,10 +117,10 @@ def load(
     """
     if not folder.is_dir() and not is_gguf(folder):
         raise UnsupportedModel(f"model: {folder} is not a folder; {WANTED}")
-    raw = _read_json(folder, CONFIG)
+    raw = read_json(folder, CONFIG)
     if raw is None:
         raise UnsupportedModel(f"{folder / CONFIG} does not exist; {WANTED}")
-    defaults = _read_json(folder, GENERATION_CONFIG) or {}
+    defaults = read_json(folder, GENERATION_CONFIG) or {}
     architecture = _architecture(raw)
     _refuse_variants(raw, architecture, ignored_keys)
     num_heads = _positive(raw, "num_attention_heads")
@@ -153,12 +153,12 @@ def load(
         mlp_bias=is_llama and _flag(raw, "mlp_bias"),
         qk_norm=is_qwen3,
         checkpoint_dtype=str(raw.get("dtype") or raw.get("torch_dtype") or "float32"),
-        eos_token_ids=_eos_token_ids(raw, defaults, _positive(raw, "vocab_size")),
+        eos_token_ids=eos_token_ids(raw, defaults, _positive(raw, "vocab_size")),
         quantization=_quantization(folder, raw, quantization, ignored_keys),
     )
 
 
-def _read_json(folder: Path, name: str) -> dict[str, Any] | None:
+def read_json(folder: Path, name: str) -> dict[str, Any] | None:
     """The content of a file of the model; None: it has none of this name."""
     path = file_in(folder, name)
     try:
@@ -359,7 +359,7 @@ def _quantization(
         raise UnsupportedModel(str(error)) from None
 
 
-def _eos_token_ids(
+def eos_token_ids(
     raw: Mapping[str, Any], generation: Mapping[str, Any], vocab_size: int
 ) -> tuple[int, ...]:
     """EOS ids of the generation config, which include those of chat turns; else of config.json.

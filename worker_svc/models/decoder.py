@@ -14,7 +14,7 @@ from torch import Tensor
 from kernels.cpu import library
 from kernels.cpu.library import Library
 from worker_svc.attention.batch import AttentionBatch, AttentionStep, HeadLayout, LastTokens, fuses
-from worker_svc.attention.kv_cache import KVCache
+from worker_svc.attention.kv_cache import KVCache, block_bytes
 from worker_svc.models import compiled
 from worker_svc.models.compiled import CompiledDecoder, CompiledLayer
 from worker_svc.models.config import ModelConfig
@@ -133,6 +133,28 @@ class Decoder:
             return "torch"
         name = self.fused.attention.name
         return name if self.fused.one_row is None else f"{name}, cluster for one row"
+
+    @property
+    def states(self) -> None:
+        """None: keys and values are all that a sequence leaves."""
+
+    def make_states(self, max_num_seqs: int) -> None:
+        """Has nothing to allocate."""
+
+    def kv_layout(self, num_blocks: int, block_size: int) -> str:
+        """The sizes of a cache of so many blocks, in words."""
+        sizes = num_blocks, block_size, self.config.num_kv_heads, self.config.head_dim
+        return f"[num_blocks, block_size, num_kv_heads, head_dim] = {list(sizes)}"
+
+    def block_bytes(self, block_size: int) -> int:
+        """Bytes of one block over all layers."""
+        return block_bytes(
+            num_layers=self.config.num_layers,
+            block_size=block_size,
+            num_kv_heads=self.config.num_kv_heads,
+            head_dim=self.config.head_dim,
+            dtype=self.kv_dtype,
+        )
 
     def new_cache(self, num_blocks: int, block_size: int) -> KVCache:
         """An empty KV cache for this model."""

@@ -53,7 +53,6 @@ class CudaRunner(ModelRunner):
     """A loaded model with its cache, its slots and, once warm, its graphs."""
 
     is_asynchronous = True
-    verifies_drafts = True
 
     def __init__(
         self,
