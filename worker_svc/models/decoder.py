@@ -15,6 +15,7 @@ from kernels.cpu import library
 from kernels.cpu.library import Library
 from worker_svc.attention.batch import AttentionBatch, AttentionStep, HeadLayout, LastTokens, fuses
 from worker_svc.attention.kv_cache import KVCache
+from worker_svc.attention.rope_tables import RopeTables
 from worker_svc.models import compiled
 from worker_svc.models.compiled import CompiledDecoder, CompiledLayer
 from worker_svc.models.config import ModelConfig
@@ -85,7 +86,8 @@ class Decoder:
         self._activation_dtype = activation_dtype(dtype, device)  # where neither kernels run
         self.device = device
         self.heads = HeadLayout(config.num_heads, config.num_kv_heads, config.head_dim)
-        self._cos_sin = cos_sin_table(config.rope, config.head_dim, max_model_len).to(device)
+        table = cos_sin_table(config.rope, config.head_dim, max_model_len).to(device)
+        self._ropes = RopeTables((table,), (0,) * config.num_layers)
         self._table = self._head = _per_token(config, dtype, device)  # [V, hidden]
         self._layers = [DecoderLayer(config, dtype, device) for _ in range(config.num_layers)]
         self._final_norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype, device)
@@ -169,7 +171,7 @@ class Decoder:
             return self._compiled.forward(residual, positions, kv_cache, batch)
         dtype = self._activation_dtype
         residual = residual.to(dtype)
-        step = AttentionStep(self.heads, batch, positions, self._cos_sin, kv_cache, dtype)
+        step = AttentionStep(self.heads, batch, positions, self._ropes, kv_cache, dtype)
         hidden = self._layers[0].input_norm(residual)
         next_norms = [layer.input_norm for layer in self._layers[1:]] + [self._final_norm]
         for index, (layer, next_norm) in enumerate(zip(self._layers, next_norms, strict=True)):
@@ -218,7 +220,7 @@ class Decoder:
             self._head,
             self.config.rms_norm_eps,
             self.heads,
-            self._cos_sin,
+            self._ropes,
             head_rounding(self.config.quantization),
         )
 
@@ -226,8 +228,14 @@ class Decoder:
         from worker_svc.models import fused  # noqa: PLC0415 - needs Triton
 
         layers = [
-            fused.FusedLayer.of(layer.input_norm, layer.attention, layer.post_norm, layer.mlp)
-            for layer in self._layers
+            fused.FusedLayer.of(
+                self._ropes.layer(index),
+                layer.input_norm,
+                layer.attention,
+                layer.post_norm,
+                layer.mlp,
+            )
+            for index, layer in enumerate(self._layers)
         ]
         return fused.FusedDecoder(
             Embedding(self._table.weight, self.sharding.first_token, self.group),
@@ -236,7 +244,6 @@ class Decoder:
             self._head.weight,
             self.config.rms_norm_eps,
             self.heads,
-            self._cos_sin,
             self.group,
         )
 
