@@ -24,7 +24,6 @@ from kernels.quantized.rounding import quantized
 from worker_svc.attention.batch import AttentionBatch, HeadLayout
 from worker_svc.attention.kv_cache import KVCache
 from worker_svc.attention.rope_tables import RopeTables
-from worker_svc.models.config import ModelConfig
 from worker_svc.models.cpu_weights import ROWS_AT_ONCE
 from worker_svc.models.layers import MLP, Attention, RMSNorm
 from worker_svc.models.linear import Linear
@@ -32,10 +31,10 @@ from worker_svc.models.stored.weight_files import WeightError
 from worker_svc.quantization.online import Rounding
 
 
-def supports(config: ModelConfig) -> bool:
-    """Whether the model's head size and GQA group fit the kernels' fixed buffers."""
-    heads_per_kv_head = config.num_heads // config.num_kv_heads
-    return config.head_dim <= MAX_HEAD_DIM and heads_per_kv_head <= MAX_HEADS_PER_KV_HEAD
+def supports(heads: HeadLayout) -> bool:
+    """True if head size and GQA group fit the kernels' fixed buffers."""
+    heads_per_kv_head = heads.num_heads // heads.num_kv_heads
+    return heads.head_dim <= MAX_HEAD_DIM and heads_per_kv_head <= MAX_HEADS_PER_KV_HEAD
 
 
 def packed(library: Library, linear: Linear, rounding: Rounding | None = None) -> PackedLinear:

@@ -10,8 +10,8 @@ import torch
 from kernels.gemm.cublas_lt import GemmShape
 from pagewire.gguf.files import model_name, read_file
 from worker_svc.attention.backend import AttentionTiming
-from worker_svc.models.config import ModelConfig
 from worker_svc.models.gemm_choices import GemmChoice
+from worker_svc.models.spec import ModelSpec
 
 TOKENIZER = "tokenizer.json"
 
@@ -59,7 +59,7 @@ class Description:
 
 
 def facts_of(
-    shape: ModelConfig, folder: Path, name: str, dtype: torch.dtype, max_model_len: int
+    shape: ModelSpec, folder: Path, name: str, dtype: torch.dtype, max_model_len: int
 ) -> ModelFacts:
     """The facts of a folder's or a GGUF file's model; without a `name` it has the folder's."""
     return ModelFacts(

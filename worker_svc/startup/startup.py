@@ -23,7 +23,7 @@ from worker_svc.device.device import (
 )
 from worker_svc.models import DUMMY, Decoder, load_model
 from worker_svc.models import config as model_config
-from worker_svc.models.config import ModelConfig
+from worker_svc.models.spec import ModelSpec
 from worker_svc.parallel.group import ALONE, Group, device_of
 from worker_svc.protocol.step import Limits
 from worker_svc.quantization import registry
@@ -95,7 +95,7 @@ def load(
     stored = registry.stored_kv_cache_dtype(shape.quantization)
     asked = config.kv_cache_dtype
     kv_dtype = resolve_kv_dtype((stored or asked) if asked == "auto" else asked, dtype, device)
-    candidates = _candidates(config, device, dtype, kv_dtype, shape.head_dim)
+    candidates = _candidates(config, device, dtype, kv_dtype, shape.uniform.mixer.head_dim)
     _require_room(config, shape, kv_dtype, device, max_model_len)
     log.info("loading %s as %s on %s", folder, _name(dtype), device)
     helpers = (
@@ -125,7 +125,7 @@ def load(
 
 def _require_room(
     config: WorkerConfig,
-    shape: ModelConfig,
+    shape: ModelSpec,
     kv_dtype: torch.dtype,
     device: torch.device,
     max_model_len: int,
@@ -208,7 +208,7 @@ def build_runner(config: WorkerConfig, model: LoadedModel, num_blocks: int) -> M
 
 def describe(model: LoadedModel, runner: ModelRunner, incarnation: int) -> Description:
     """The description of a worker, without rehearsed times and rank addresses."""
-    limits, shape, fused = runner.limits, model.decoder.config, model.decoder.fused
+    limits, heads, fused = runner.limits, model.decoder.heads, model.decoder.fused
     return Description(
         model=model.facts,
         incarnation=incarnation,
@@ -219,7 +219,7 @@ def describe(model: LoadedModel, runner: ModelRunner, incarnation: int) -> Descr
         device=model.device.type,
         kv_dtype=kv_dtype_name(model.decoder.kv_dtype),
         kv_layout="[num_blocks, block_size, num_kv_heads, head_dim] = "
-        f"[{limits.num_blocks}, {limits.block_size}, {shape.num_kv_heads}, {shape.head_dim}]",
+        f"[{limits.num_blocks}, {limits.block_size}, {heads.num_kv_heads}, {heads.head_dim}]",
         attention_backend=model.decoder.attention_backend,
         attention_timings=() if fused is None else fused.attention.timings,
         gemm_choices={} if fused is None else fused.gemm_choices,
@@ -280,7 +280,7 @@ def _choose_cluster_layers(config: WorkerConfig, model: LoadedModel, decoder: De
 
     limits = _limits(config, model, 1)
     dtypes = model.dtype, decoder.kv_dtype
-    cluster_layers.choose(decoder.fused, decoder.config, model.device, dtypes, limits)
+    cluster_layers.choose(decoder.fused, decoder.spec, model.device, dtypes, limits)
 
 
 def _num_blocks_that_fit(config: WorkerConfig, model: LoadedModel) -> int:
@@ -365,10 +365,10 @@ def _block_bytes(config: WorkerConfig, model: LoadedModel) -> int:
     """Of the model, and of the one that drafts for it: their blocks have the same ids."""
     return sum(
         block_bytes(
-            num_layers=decoder.config.num_layers,
+            num_layers=decoder.spec.num_layers,
             block_size=config.block_size,
-            num_kv_heads=decoder.config.num_kv_heads,
-            head_dim=decoder.config.head_dim,
+            num_kv_heads=decoder.heads.num_kv_heads,
+            head_dim=decoder.heads.head_dim,
             dtype=decoder.kv_dtype,
         )
         for decoder in model.decoders

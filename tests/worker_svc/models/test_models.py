@@ -21,9 +21,8 @@ from transformers import (
 
 from tests.worker_svc.random_models import Family, save_random_model
 from worker_svc.attention.batch import AttentionBatch
-from worker_svc.attention.kv_cache import KVCache
 from worker_svc.models import Decoder, load_model
-from worker_svc.models.config import UnsupportedModel
+from worker_svc.models.spec import UnsupportedModel
 
 BLOCK_SIZE = 16
 MAX_MODEL_LEN = 96
@@ -132,17 +131,9 @@ class Steps:
         self._model = model
         self._prompts = prompts
         self._computed = [0] * len(prompts)
-        config, width = model.config, MAX_MODEL_LEN // BLOCK_SIZE
+        width = MAX_MODEL_LEN // BLOCK_SIZE
         num_blocks = len(prompts) * width + 1
-        self._cache = KVCache(
-            config.num_layers,
-            num_blocks,
-            BLOCK_SIZE,
-            config.num_kv_heads,
-            config.head_dim,
-            model.dtype,
-            model.device,
-        )
+        self._cache = model.new_cache(num_blocks, BLOCK_SIZE)
         order = torch.randperm(num_blocks - 1) + 1
         self._tables = order.view(len(prompts), width).int()
 
