@@ -15,6 +15,7 @@ from pagewire.gguf.files import file_in, is_gguf, read_file
 from pagewire.gguf.header import BadGguf
 from worker_svc.models import config_keys, registry
 from worker_svc.models.config_file import ConfigFile
+from worker_svc.models.families.family import Family
 from worker_svc.models.spec import ModelSpec, UnsupportedModel
 from worker_svc.quantization import registry as quantizations
 from worker_svc.quantization.gguf import GgufTypes
@@ -39,24 +40,45 @@ def load(folder: Path, ignored_keys: Collection[str] = (), quantization: str = "
     if raw is None:
         raise UnsupportedModel(f"{folder / CONFIG} does not exist; {WANTED}")
     defaults = _read_json(folder, GENERATION_CONFIG) or {}
-    spec = _decoder(raw, ignored_keys)
+    family = registry.family_of(raw.get("architectures"))
+    (architecture,) = raw["architectures"]
+    values = raw if architecture == family.architecture else _nested(raw)
+    spec = _decoder(ConfigFile(architecture, values, ignored_keys), family)
     return replace(
         spec,
-        checkpoint_dtype=str(raw.get("dtype") or raw.get("torch_dtype") or "float32"),
-        eos_token_ids=_eos_token_ids(raw, defaults, spec.vocab_size),
-        quantization=_quantization(folder, raw, quantization, ignored_keys),
+        checkpoint_dtype=str(values.get("dtype") or values.get("torch_dtype") or "float32"),
+        eos_token_ids=_eos_token_ids(values, defaults, spec.vocab_size),
+        quantization=_quantization(folder, values, quantization, ignored_keys),
     )
 
 
-def _decoder(raw: Mapping[str, Any], ignored_keys: Collection[str]) -> ModelSpec:
+def _nested(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of a decoder that is one part of a model, with those that stand around them.
+
+    Raises UnsupportedModel where both say something, and not the same.
+    """
+    inner = raw.get(TEXT)
+    if not isinstance(inner, dict):
+        raise UnsupportedModel(f"config.json: {TEXT} is {inner!r}, not an object")
+    own = (TEXT, "architectures", "model_type")
+    outer = {name: value for name, value in raw.items() if name not in own and value is not None}
+    for name, value in outer.items():
+        if name not in config_keys.INERT and inner.get(name) not in (None, value):
+            raise UnsupportedModel(
+                f"{TEXT}.{name}: differs from {name} of config.json, and only one can hold"
+            )
+    return inner | outer
+
+
+def _decoder(config: ConfigFile, family: Family) -> ModelSpec:
     """The decoder as its family reads it."""
-    family = registry.family_of(raw.get("architectures"))
-    model_type = raw.get("model_type")
+    model_type = config.get("model_type")
     if model_type not in (None, family.model_type):
         raise UnsupportedModel(f"model_type: {model_type!r} is not that of {family.architecture}")
-    if (reason := config_keys.refusal(raw, family, ignored_keys)) is not None:
+    reason = config_keys.refusal(config.values, family, config.ignored_keys)
+    if reason is not None:
         raise UnsupportedModel(reason)
-    return family.read(ConfigFile(family.architecture, raw, ignored_keys))
+    return family.read(config)
 
 
 def _read_json(folder: Path, name: str) -> dict[str, Any] | None:

@@ -11,7 +11,7 @@ from worker_svc.models.spec import UnsupportedModel
 class ConfigFile:
     """The part of a config.json that describes the decoder."""
 
-    architecture: str  # of the family that reads it
+    architecture: str  # that of the family, or one that holds the family's decoder
     values: Mapping[str, Any]
     ignored_keys: Collection[str] = ()  # read as if they were not there
 

@@ -217,9 +217,9 @@ def refusal(raw: Mapping[str, Any], family: Family, ignored: Collection[str]) ->
     read = READ | family.keys
     for name in sorted(read.intersection(ignored)):
         return f"ignore_config_keys: {name} is read, so it cannot be ignored"
-    neutral = {**NEUTRAL, **family.neutral}
+    neutral, inert = {**NEUTRAL, **family.neutral}, INERT | family.inert
     for name, value in raw.items():
-        if value is None or name in read or name in INERT or value in neutral.get(name, ()):
+        if value is None or name in read or name in inert or value in neutral.get(name, ()):
             continue
         if name not in ignored:
             return _reason(name, value, family.architecture, neutral)

@@ -22,3 +22,11 @@ class Family:
     # Keys that change what other models compute, and the values under which this one computes the
     # same.
     neutral: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    inert: frozenset[str] = frozenset()  # keys of its own that never change what is computed
+    # Architectures of several parts that hold this decoder, and nest its keys in `text_config`.
+    wrappers: frozenset[str] = frozenset()
+
+    @property
+    def architectures(self) -> frozenset[str]:
+        """Every architecture that this family serves."""
+        return self.wrappers | {self.architecture}
