@@ -15,6 +15,7 @@ BUILT_IN = {  # the file of each architecture in `families`
     "MistralForCausalLM": "mistral",
     "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
+    "SmolLM3ForCausalLM": "smollm3",
 }
 PLUG_INS = "pagewire.families"
 
