@@ -332,8 +332,8 @@ def _decode_kernel(
     q = tl.load(q_ptr + q_offsets, mask=is_head[:, None], other=0.0)  # [GROUP_PAD, D]
     peak = tl.full([GROUP_PAD], float("-inf"), tl.float32)
     total = tl.zeros([GROUP_PAD], tl.float32)
-    if HAS_SINKS:
-        if split == 0:  # noqa: SIM102 - counts once, as a key whose value is zero
+    if HAS_SINKS:  # noqa: SIM102 - the second is known on the device alone
+        if split == 0:
             sinks = tl.load(sinks_ptr + head * GROUP + heads, mask=is_head, other=0.0)
             peak = sinks.to(tl.float32) * 1.4426950408889634
             total += 1.0

@@ -13,6 +13,7 @@ from torch import Tensor
 from kernels import reference
 from kernels.attention.paged import Tiles
 from worker_svc.attention.kv_cache import KVCache
+from worker_svc.attention.rope_tables import RopeTables
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,14 +95,15 @@ class AttentionStep:
         heads: HeadLayout,
         batch: AttentionBatch,
         positions: Tensor,
-        cos_sin: Tensor,
+        ropes: RopeTables,
         kv_cache: KVCache,
         dtype: torch.dtype,
     ) -> None:
         """Of projections of this type; the cache may have another."""
         self._heads = heads
         self._kv_cache = kv_cache
-        self._cos, self._sin = reference.rotary_rows(cos_sin, positions, dtype)
+        self._rotations = [reference.rotary_rows(each, positions, dtype) for each in ropes.tables]
+        self._rotation_of = ropes.of_layer
         kept = batch.slot_mapping >= 0
         self._kept = None if bool(kept.all()) else kept
         self._slots = batch.slot_mapping if self._kept is None else batch.slot_mapping[kept]
@@ -120,7 +122,8 @@ class AttentionStep:
         qk, v = qkv.tensor_split((heads.num_heads + heads.num_kv_heads,), dim=1)
         if qk_norm is not None:
             qk = reference.rms_norm(qk, qk_norm, eps)
-        q, k = reference.rotate(qk, self._cos, self._sin).tensor_split((heads.num_heads,), dim=1)
+        cos, sin = self._rotations[self._rotation_of[layer]]
+        q, k = reference.rotate(qk, cos, sin).tensor_split((heads.num_heads,), dim=1)
         if self._kept is not None:
             k, v = k[self._kept], v[self._kept]
         kv_rows, scales = self._kv_cache.rows(layer), self._kv_cache.scales(layer)

@@ -54,6 +54,7 @@ class FusedLayer:
     """The weights of one decoder layer."""
 
     qkv: NormedGemm
+    cos_sin: Tensor  # [P, D] float32
     qk_norms: tuple[Tensor, Tensor] | None  # [D] each; None for models without QK norm
     o: Gemm
     gate_up: NormedGemm
@@ -61,11 +62,17 @@ class FusedLayer:
 
     @classmethod
     def of(
-        cls, input_norm: RMSNorm, attention: Attention, post_norm: RMSNorm, mlp: MLP
+        cls,
+        cos_sin: Tensor,
+        input_norm: RMSNorm,
+        attention: Attention,
+        post_norm: RMSNorm,
+        mlp: MLP,
     ) -> "FusedLayer":
         (qkv, o), (gate_up, down) = attention.linears, mlp.linears
         return cls(
             normed_gemm_of(input_norm, qkv),
+            cos_sin,
             attention.qk_norms,
             gemm_of(o),
             normed_gemm_of(post_norm, gate_up),
@@ -86,7 +93,7 @@ class FusedLayer:
             return None
         if not isinstance(o, FusedLinear) or not isinstance(down, FusedLinear):
             return None
-        return LayerWeights(qkv, self.qk_norms, o, gate_up, down)
+        return LayerWeights(qkv, self.cos_sin, self.qk_norms, o, gate_up, down)
 
     def weights(self, adds: bool) -> Iterator[tuple[GemmKind, Tensor]]:
         """Kind and weight of the layer's GEMMs; `adds`: whether o and down add to the residual."""
@@ -129,7 +136,6 @@ class FusedDecoder:
         head: Tensor,
         eps: float,
         heads: HeadLayout,
-        cos_sin: Tensor,
         group: Group,
     ) -> None:
         self._embedding = embedding
@@ -138,7 +144,6 @@ class FusedDecoder:
         self._final_norm = final_norm
         self._head = FusedLinear(head, None)
         self._eps = eps
-        self._cos_sin = cos_sin
         self.triton = TritonAttention(heads, head)
         # Can be replaced until the first graph is captured.
         self.attention = AttentionChoice(self.triton, self.triton)
@@ -166,7 +171,7 @@ class FusedDecoder:
         plain = [layer for layer in layers if layer is not None]
         if len(plain) < len(layers):
             raise TypeError("clusters multiply plain weights only")
-        return ClusterLayers.of(kernels, plain, self._final_norm, self._cos_sin)
+        return ClusterLayers.of(kernels, plain, self._final_norm)
 
     def with_one_row(self, one_row: ClusterLayers | None) -> "FusedDecoder":
         """The same decoder with these layers for one row."""
@@ -251,7 +256,7 @@ class FusedDecoder:
         qkv, rms_of = layer.qkv(hidden, self._eps)  # [T, (H + 2 Hkv) D]
         attended = None
         if rms_of is None and self.attention.decode is self.triton:
-            rotary = Rotary(positions, self._cos_sin, layer.qk_norms, self._eps)
+            rotary = Rotary(positions, layer.cos_sin, layer.qk_norms, self._eps)
             attended = self.triton.from_projection(qkv, rotary, kv_cache, index, batch)
         if attended is None:
             q = self._write_kv(index, qkv, rms_of, positions, kv_cache, batch)
@@ -269,9 +274,10 @@ class FusedDecoder:
     ) -> Tensor:
         """A layer's queries [T, H, D]; its keys and values go to the cache."""
         k_cache, v_cache = kv_cache.layer(index)
-        q_norm, k_norm = self._layers[index].qk_norms or (None, None)
+        layer = self._layers[index]
+        q_norm, k_norm = layer.qk_norms or (None, None)
         return norm_rope_write_kv(
-            qkv, positions, self._cos_sin, k_cache, v_cache, batch.slot_mapping,
+            qkv, positions, layer.cos_sin, k_cache, v_cache, batch.slot_mapping,
             q_norm, k_norm, self._eps, rms_of, kv_cache.scales(index), kv_cache.key_offsets(index),
         )  # fmt: skip
 

@@ -12,9 +12,9 @@ import torch
 from kernels import fp8
 from pagewire.gguf.files import is_gguf
 from worker_svc.config import UnsupportedOption, WorkerConfig
-from worker_svc.models import DUMMY
+from worker_svc.models import DUMMY, registry
 from worker_svc.models import config as model_config
-from worker_svc.models.config import ARCHITECTURES, ModelConfig, UnsupportedModel
+from worker_svc.models.spec import ModelSpec, UnsupportedModel
 
 if TYPE_CHECKING:
     from worker_svc.transformers_models.config import TransformersConfig
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 NATIVE, TRANSFORMERS = "native", "transformers"
 
 
-def shape_of(config: WorkerConfig, folder: Path) -> "ModelConfig | TransformersConfig":
+def shape_of(config: WorkerConfig, folder: Path) -> "ModelSpec | TransformersConfig":
     """The configuration of a folder's model, by the implementation that will compute it.
 
     Raises UnsupportedModel, with the reason of layers of ours where they know the architecture.
@@ -51,7 +51,7 @@ def shape_of(config: WorkerConfig, folder: Path) -> "ModelConfig | TransformersC
 def found_natively(folder: Path) -> bool:
     """True if a folder's architecture is one of ours, whatever its other settings."""
     raw = model_config.read_json(folder, model_config.CONFIG) or {}
-    return bool(set(raw.get("architectures") or ()) & set(ARCHITECTURES))
+    return any(registry.find(str(name)) is not None for name in raw.get("architectures") or ())
 
 
 def load(
@@ -84,8 +84,8 @@ def _by_transformers(config: WorkerConfig, folder: Path) -> "TransformersConfig"
             raise
         names = (model_config.read_json(folder, model_config.CONFIG) or {}).get("architectures")
         raise UnsupportedModel(
-            f"architectures: {names!r} is not one of {', '.join(ARCHITECTURES)}; transformers may "
-            "know it: pip install 'pagewire[transformers]'"
+            f"architectures: {names!r} is not one of {', '.join(registry.BUILT_IN)}; transformers "
+            "may know it: pip install 'pagewire[transformers]'"
         ) from None
     if is_gguf(folder):
         raise UnsupportedModel(f"model_impl: transformers reads folders, {folder} is a GGUF file")

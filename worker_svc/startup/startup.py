@@ -23,7 +23,7 @@ from worker_svc.device.device import (
 )
 from worker_svc.models import DUMMY, Decoder, load_model
 from worker_svc.models import config as model_config
-from worker_svc.models.config import ModelConfig
+from worker_svc.models.spec import ModelSpec
 from worker_svc.models.step_model import StepModel
 from worker_svc.parallel.group import ALONE, Group, device_of
 from worker_svc.protocol.step import Limits
@@ -94,7 +94,7 @@ def load(
     device = device_of(group.rank, group.size, resolve_device(config.device))
     require_device(config, device.type)
     shape = implementation.shape_of(config, folder)
-    if isinstance(shape, ModelConfig):
+    if isinstance(shape, ModelSpec):
         return _load_natively(
             config, folder, shape, dtype_name, served_model_name, group, device, compiling
         )
@@ -106,7 +106,7 @@ def load(
 def _load_natively(
     config: WorkerConfig,
     folder: Path,
-    shape: ModelConfig,
+    shape: ModelSpec,
     dtype_name: str,
     served_model_name: str,
     group: Group,
@@ -125,7 +125,7 @@ def _load_natively(
     stored = registry.stored_kv_cache_dtype(shape.quantization)
     asked = config.kv_cache_dtype
     kv_dtype = resolve_kv_dtype((stored or asked) if asked == "auto" else asked, dtype, device)
-    candidates = _candidates(config, device, dtype, kv_dtype, shape.head_dim)
+    candidates = _candidates(config, device, dtype, kv_dtype, shape.uniform.mixer.head_dim)
     _require_room(config, shape, kv_dtype, device, max_model_len)
     log.info("loading %s as %s on %s", folder, _name(dtype), device)
     helpers = (
@@ -176,7 +176,7 @@ def _load_of_transformers(
 
 def _require_room(
     config: WorkerConfig,
-    shape: ModelConfig,
+    shape: ModelSpec,
     kv_dtype: torch.dtype,
     device: torch.device,
     max_model_len: int,
@@ -331,7 +331,7 @@ def _choose_cluster_layers(config: WorkerConfig, model: LoadedModel, decoder: De
 
     limits = _limits(config, model, 1)
     dtypes = model.dtype, decoder.kv_dtype
-    cluster_layers.choose(decoder.fused, decoder.config, model.device, dtypes, limits)
+    cluster_layers.choose(decoder.fused, decoder.spec, model.device, dtypes, limits)
 
 
 def _num_blocks_that_fit(config: WorkerConfig, model: LoadedModel) -> int:

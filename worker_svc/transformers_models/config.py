@@ -24,12 +24,12 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from worker_svc.models.config import (
     CONFIG,
     GENERATION_CONFIG,
-    ORIGINAL_LENGTH,
-    UnsupportedModel,
     eos_token_ids,
     read_json,
 )
 from worker_svc.models.config_keys import INERT, NEUTRAL, tell_ignored
+from worker_svc.models.config_rope import ORIGINAL_LENGTH
+from worker_svc.models.spec import UnsupportedModel
 from worker_svc.quantization.scheme import Quantization
 
 log = logging.getLogger(__name__)

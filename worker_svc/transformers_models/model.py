@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from worker_svc.attention.batch import AttentionBatch, LastTokens
 from worker_svc.attention.layer_cache import LayerCache
-from worker_svc.models.config import UnsupportedModel
+from worker_svc.models.spec import UnsupportedModel
 from worker_svc.parallel.group import ALONE, Group
 from worker_svc.parallel.vocab_part import VocabPart
 from worker_svc.transformers_models.attention import (

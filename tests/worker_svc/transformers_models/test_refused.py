@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.worker_svc.transformers_models.families import write
 from worker_svc.config import UnsupportedOption, WorkerConfig
-from worker_svc.models.config import ModelConfig, UnsupportedModel
+from worker_svc.models.spec import ModelSpec, UnsupportedModel
 from worker_svc.models.stored.weight_files import MissingWeight
 from worker_svc.models.weights import UnexpectedWeight
 from worker_svc.startup import implementation, startup
@@ -124,7 +124,7 @@ def test_layers_of_ours_serve_what_they_can_and_the_library_the_rest(
     assert isinstance(implementation.shape_of(CPU, olmo), TransformersConfig)
     assert isinstance(implementation.shape_of(CPU, mistral), TransformersConfig)  # a window
     short = replace(CPU, max_model_len=8)
-    assert isinstance(implementation.shape_of(short, mistral), ModelConfig)
+    assert isinstance(implementation.shape_of(short, mistral), ModelSpec)
     forced = replace(short, model_impl="transformers")
     assert isinstance(implementation.shape_of(forced, mistral), TransformersConfig)
     for folder, named in ((olmo, "architectures"), (mistral, "sliding_window")):

@@ -96,11 +96,11 @@ class StepGraphs:
         self._buffer, self._columns = buffer, self._layout.columns(buffer)
         self._entering = buffer[self._layout.num_words :]
         self._inputs = StepInputs.empty(self.sizes[-1], most, limits.max_blocks_per_seq, device)
-        config = model.config
+        attended = heads.num_heads * heads.head_dim
         # What goes from the first graph to the second.
         self._residual, self._q = (
             torch.zeros((most, width), dtype=model.dtype, device=device)
-            for width in (config.hidden_size, config.num_heads * config.head_dim)
+            for width in (model.spec.hidden_size, attended)
         )
         self._beginnings: dict[int, torch.cuda.CUDAGraph] = {}
         self._decodes: dict[int, torch.cuda.CUDAGraph] = {}  # in their place if all rows decode
