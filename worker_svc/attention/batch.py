@@ -39,11 +39,17 @@ class AttentionBatch:
     # launch more.
     parts: "tuple[AttentionBatch, AttentionBatch] | None" = None
     mixed: MixedBatch | None = None  # in place of parts and lengths, in a graph
-    slots: Tensor | None = None  # [B] int64: whose states each sequence has; None: of none
+    # [B]: whose states each sequence has, of padding below 0; None: of none.
+    slots: Tensor | None = None
 
     @classmethod
     def of_decodes(
-        cls, slot_mapping: Tensor, block_tables: Tensor, context_lens: Tensor, max_context_len: int
+        cls,
+        slot_mapping: Tensor,
+        block_tables: Tensor,
+        context_lens: Tensor,
+        max_context_len: int,
+        slots: Tensor | None = None,
     ) -> "AttentionBatch":
         """A batch of sequences that compute one token each, so T = B."""
         return cls(
@@ -53,6 +59,7 @@ class AttentionBatch:
             cu_seqlens_q=context_lens,  # a decode batch does not look at it
             max_seqlen_q=1,
             max_context_len=max_context_len,
+            slots=slots,
         )
 
     @property

@@ -14,7 +14,7 @@ from typing import Any
 from pagewire.gguf.files import file_in, is_gguf, read_file
 from pagewire.gguf.header import BadGguf
 from worker_svc.models import config_keys, registry
-from worker_svc.models.config_file import ConfigFile
+from worker_svc.models.config_file import ConfigJson
 from worker_svc.models.families.family import Family
 from worker_svc.models.spec import ModelSpec, UnsupportedModel
 from worker_svc.quantization import registry as quantizations
@@ -43,7 +43,7 @@ def load(folder: Path, ignored_keys: Collection[str] = (), quantization: str = "
     family = registry.family_of(raw.get("architectures"))
     (architecture,) = raw["architectures"]
     values = raw if architecture == family.architecture else _nested(raw)
-    spec = _decoder(ConfigFile(architecture, values, ignored_keys), family)
+    spec = _decoder(ConfigJson(architecture, values, ignored_keys), family)
     return replace(
         spec,
         checkpoint_dtype=str(values.get("dtype") or values.get("torch_dtype") or "float32"),
@@ -70,7 +70,7 @@ def _nested(raw: Mapping[str, Any]) -> dict[str, Any]:
     return inner | outer
 
 
-def _decoder(config: ConfigFile, family: Family) -> ModelSpec:
+def _decoder(config: ConfigJson, family: Family) -> ModelSpec:
     """The decoder as its family reads it."""
     model_type = config.get("model_type")
     if model_type not in (None, family.model_type):

@@ -8,7 +8,7 @@ from worker_svc.models.spec import UnsupportedModel
 
 
 @dataclass(frozen=True, slots=True)
-class ConfigFile:
+class ConfigJson:
     """The part of a config.json that describes the decoder."""
 
     architecture: str  # that of the family, or one that holds the family's decoder

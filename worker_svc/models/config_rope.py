@@ -10,7 +10,7 @@ from dataclasses import MISSING, fields
 from typing import Any
 
 from worker_svc.models import config_keys
-from worker_svc.models.config_file import ConfigFile
+from worker_svc.models.config_file import ConfigJson
 from worker_svc.models.rope import (
     DynamicScaling,
     FactorScaling,
@@ -36,7 +36,7 @@ SCALINGS: dict[str, type[Scaling]] = {
 }
 
 
-def rotary(config: ConfigFile, head_dim: int, default_theta: float = THETA) -> RotaryConfig:
+def rotary(config: ConfigJson, head_dim: int, default_theta: float = THETA) -> RotaryConfig:
     """The rotation of heads of this size. Raises UnsupportedModel."""
     given = [name for name in ("rope_parameters", "rope_scaling") if config.get(name)]
     read = [_rotary_in(config, name, default_theta) for name in given or ["rope_scaling"]]
@@ -45,7 +45,7 @@ def rotary(config: ConfigFile, head_dim: int, default_theta: float = THETA) -> R
     return _check_pairs(read[0], head_dim)
 
 
-def _rotary_in(config: ConfigFile, where: str, default_theta: float) -> RotaryConfig:
+def _rotary_in(config: ConfigJson, where: str, default_theta: float) -> RotaryConfig:
     value = config.get(where) or {}
     if not isinstance(value, dict):
         raise UnsupportedModel(f"config.json: {where} is {value!r}, not an object")
@@ -67,7 +67,7 @@ def _rotary_in(config: ConfigFile, where: str, default_theta: float) -> RotaryCo
     return RotaryConfig(theta, _scaling(where, kind, given, config.ignored_keys))
 
 
-def _set_original_length(config: ConfigFile, kind: str, given: dict[str, Any]) -> None:
+def _set_original_length(config: ConfigJson, kind: str, given: dict[str, Any]) -> None:
     """Sets the length that the model was made for, and what follows from it, as transformers does.
 
     The key of config.json itself goes before that of the scaling.

@@ -19,6 +19,7 @@ from worker_svc.models import compiled
 from worker_svc.models.compiled import CompiledDecoder, CompiledLayer
 from worker_svc.models.cpu_weights import activation_dtype
 from worker_svc.models.embedding import Embedding, IntegerEmbedding
+from worker_svc.models.layer_stack import LayerStack
 from worker_svc.models.layers import MLP, Attention, Destinations, RMSNorm, whole
 from worker_svc.models.linear import Linear
 from worker_svc.models.rope import rope_tables
@@ -127,6 +128,11 @@ class Decoder:
         # On the meta device nothing runs; precompilation uses it to find the kernels for CUDA.
         if self.device.type in ("cuda", "meta") and fuses(self.heads.head_dim):
             self.fused = self._fuse()
+
+    @property
+    def stack(self) -> LayerStack | None:
+        """The layers that graphs record; None: a step is computed to its end when launched."""
+        return self.fused
 
     @property
     def attention_backend(self) -> str:

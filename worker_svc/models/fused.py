@@ -31,6 +31,7 @@ from worker_svc.models.fused_gemms import (
     with_gemms,
 )
 from worker_svc.models.gemm_choices import Choices
+from worker_svc.models.layer_stack import TileHeads
 from worker_svc.models.layers import MLP, Attention, RMSNorm
 from worker_svc.models.stored.narrow_gemms import (
     NarrowLinear,
@@ -144,6 +145,7 @@ class FusedDecoder:
         self._final_norm = final_norm
         self._head = FusedLinear(head, None)
         self._eps = eps
+        self._heads = heads
         self.triton = TritonAttention(heads, head)
         # Can be replaced until the first graph is captured.
         self.attention = AttentionChoice(self.triton, self.triton)
@@ -206,9 +208,9 @@ class FusedDecoder:
         With `last` the last layer computes only keys and values for the other tokens.
         """
         if last is not None:
-            hidden, q = self.begin(token_ids, positions, kv_cache, batch)
+            hidden, q = self._begin(token_ids, positions, kv_cache, batch)
             hidden, q, batch = _of_last(last, hidden, q)
-            return self.finish(hidden, q, kv_cache, batch) if len(q) else hidden.residual
+            return self._finish(hidden, q, kv_cache, batch) if len(q) else hidden.residual
         if self.one_row is not None and len(token_ids) == 1 and batch.is_decode:
             return self.one_row.forward(self._embedding(token_ids), positions, kv_cache, batch)
         hidden = self._embed(token_ids)
@@ -216,24 +218,55 @@ class FusedDecoder:
             hidden = self._layer(index, hidden, positions, kv_cache, batch)
         return self._normed(hidden)
 
+    @property
+    def splits(self) -> bool:
+        """True: see `begin` and `finish`."""
+        return True
+
+    @property
+    def carried_widths(self) -> tuple[int, int]:
+        """The widths of the residual, and of the queries of the last layer."""
+        return len(self._final_norm), self._heads.num_heads * self._heads.head_dim
+
+    @property
+    def tile_heads(self) -> TileHeads:
+        """The heads of all layers' attention."""
+        heads = self._heads
+        return TileHeads(heads.num_heads, heads.num_kv_heads, heads.head_dim)
+
     def begin(
         self, token_ids: Tensor, positions: Tensor, kv_cache: KVCache, batch: AttentionBatch
-    ) -> tuple[Hidden, Tensor]:
-        """Everything before the last layer's attention: the residual, and its queries [T, H, D].
+    ) -> tuple[Tensor, Tensor]:
+        """Everything before the last layer's attention: the residual, and queries [T, H * D].
 
         All keys and values are in the cache then.
         """
+        hidden, q = self._begin(token_ids, positions, kv_cache, batch)
+        return hidden.residual, q.flatten(1)
+
+    def finish(
+        self, carried: tuple[Tensor, Tensor], kv_cache: KVCache, batch: AttentionBatch
+    ) -> Tensor:
+        """The rest for some rows of what `begin` returns: hidden states [R, hidden], normed.
+
+        The residual may be overwritten.
+        """
+        residual, q = carried
+        queries = q.view(len(q), -1, self._heads.head_dim)
+        return self._finish(Hidden(residual), queries, kv_cache, batch)
+
+    def _begin(
+        self, token_ids: Tensor, positions: Tensor, kv_cache: KVCache, batch: AttentionBatch
+    ) -> tuple[Hidden, Tensor]:
         hidden, last = self._embed(token_ids), len(self._layers) - 1
         for index in range(last):
             hidden = self._layer(index, hidden, positions, kv_cache, batch)
         qkv, rms_of = self._layers[last].qkv(hidden, self._eps)
         return hidden, self._write_kv(last, qkv, rms_of, positions, kv_cache, batch)
 
-    def finish(self, hidden: Hidden, q: Tensor, kv_cache: KVCache, batch: AttentionBatch) -> Tensor:
-        """The rest for some rows of what `begin` returns: hidden states [R, hidden], normed.
-
-        The residual may be overwritten.
-        """
+    def _finish(
+        self, hidden: Hidden, q: Tensor, kv_cache: KVCache, batch: AttentionBatch
+    ) -> Tensor:
         last = len(self._layers) - 1
         return self._normed(self._close(last, hidden, self._attend(last, q, kv_cache, batch)))
 

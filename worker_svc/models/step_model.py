@@ -10,8 +10,10 @@ from torch import Tensor
 
 from worker_svc.attention.batch import AttentionBatch, LastTokens
 from worker_svc.attention.kv_cache import PagedCache
+from worker_svc.models.layer_stack import LayerStack
 from worker_svc.parallel.group import Group
 from worker_svc.parallel.vocab_part import VocabPart
+from worker_svc.protocol.step import IntColumn
 from worker_svc.quantization.scheme import Quantization
 
 if TYPE_CHECKING:
@@ -40,8 +42,8 @@ class ModelShape(Protocol):
 class StatesBySlot(Protocol):
     """States of sequences that lie in slots; a step writes them when it has worked."""
 
-    def commit(self) -> None:
-        """The step worked: its states are the slots'."""
+    def commit(self, slots: IntColumn) -> None:
+        """The step worked, and wrote the states of these slots."""
 
     def rollback(self) -> None:
         """The step failed: the states are as before it."""
@@ -57,7 +59,11 @@ class StepModel(Protocol):
 
     @property
     def fused(self) -> "FusedDecoder | None":
-        """The layers of Triton kernels; None: a step is computed to its end when launched."""
+        """The layers of Triton kernels of ours, whose kernels start-up chooses; None: others."""
+
+    @property
+    def stack(self) -> LayerStack | None:
+        """The layers that graphs record; None: a step is computed to its end when launched."""
 
     @property
     def states(self) -> StatesBySlot | None:

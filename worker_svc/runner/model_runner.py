@@ -152,7 +152,7 @@ class ModelRunner(ABC):
         else:
             self.state.commit(staged)
             if (states := self._model.states) is not None:
-                states.commit()
+                states.commit(staged.rows.slots)
         if isinstance(launched, StepOutput):
             self.record(staged, launched, started)
         return launched

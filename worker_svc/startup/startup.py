@@ -360,7 +360,7 @@ def _runner(
     model.decoder.make_states(limits.max_num_seqs)
     grammars = _grammars(model)
     made: type[ModelRunner] = EagerRunner
-    if model.decoder.fused is not None:
+    if model.decoder.stack is not None:
         from worker_svc.runner.cuda_runner import CudaRunner  # noqa: PLC0415 - needs Triton
 
         made = CudaRunner

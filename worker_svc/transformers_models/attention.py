@@ -8,16 +8,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from kernels import reference
+from kernels.attention.paged import Traits
 from kernels.reference import AttentionPlan, KvRows, Scoring, Sight
-from worker_svc.attention.batch import AttentionBatch
+from worker_svc.attention.batch import AttentionBatch, HeadLayout, fuses
 from worker_svc.attention.layer_cache import KvShape, LayerCache
+
+if TYPE_CHECKING:
+    from worker_svc.attention.triton import TritonAttention
 
 NAME = "pagewire"  # of the function, as a value of `attn_implementation`
 CHUNK = "pagewire_chunk"  # an attribute of attention modules: their chunk, which no call tells
@@ -171,8 +175,8 @@ class KvLayout:
         self.places = {layer: places[sources.get(layer, layer)] for layer in kinds}
 
 
-class PagedAttention:
-    """Stores and attends for one forward pass over some of a step's sequences."""
+class TorchAttention:
+    """Stores and attends by operations of torch, for one pass over some of a step's sequences."""
 
     def __init__(
         self, layout: KvLayout, kv_cache: LayerCache, batch: AttentionBatch, dtype: torch.dtype
@@ -215,3 +219,57 @@ class PagedAttention:
                 sight,
             )
         return self._plans[sight]
+
+
+class KernelAttention:
+    """Stores and attends by the Triton kernels; waits for nothing, so a graph can record it."""
+
+    def __init__(self, layout: KvLayout, like: Tensor) -> None:
+        """`like` has the type and the device of what is attended to."""
+        from kernels.attention.write_kv import write_kv  # noqa: PLC0415 - needs Triton
+        from worker_svc.attention.triton import TritonAttention  # noqa: PLC0415
+
+        self._layout = layout
+        self._write = write_kv
+        self._backends: dict[int, TritonAttention] = {}
+        self._make, self._like = TritonAttention, like
+        self._kv_cache: LayerCache | None = None
+        self._batch: AttentionBatch | None = None
+
+    @staticmethod
+    def serves(layout: KvLayout) -> bool:
+        """True if the kernels have tiles for all layers, and one size of tiles for all."""
+        kinds = list(layout.kinds.values())
+        sizes = {(kind.num_heads, kind.kv) for kind in kinds}
+        return len(sizes) == 1 and all(
+            fuses(kind.kv.k_dim) and kind.kv.k_dim == kind.kv.v_dim and kind.sight.chunk is None
+            for kind in kinds
+        )
+
+    def of_step(self, kv_cache: LayerCache, batch: AttentionBatch) -> Self:
+        """The same for a pass over this batch."""
+        self._kv_cache, self._batch = kv_cache, batch
+        return self
+
+    def attend(self, call: LayerCall) -> Tensor:
+        """See `Attender`."""
+        kv_cache, batch = self._kv_cache, self._batch
+        assert kv_cache is not None and batch is not None  # of a step
+        k_cache, v_cache = kv_cache.layer(self._layout.places[call.layer])
+        if call.layer not in self._layout.sources:
+            k, v = call.k.contiguous(), call.v.contiguous()
+            self._write(k, v, k_cache, v_cache, batch.slot_mapping)
+        return self._backend(call).step(call.q.contiguous(), k_cache, v_cache, batch)
+
+    def _backend(self, call: LayerCall) -> "TritonAttention":
+        """The kernels of a layer; all layers share a workspace, since they run in turn."""
+        found = self._backends.get(call.layer)
+        if found is None:
+            kind = self._layout.kinds[call.layer]
+            heads = HeadLayout(kind.num_heads, kind.kv.num_kv_heads, kind.kv.k_dim)
+            traits = Traits(kind.sight.window or 0, kind.softcap or 0.0, call.sinks)
+            other = next(iter(self._backends.values()), None)
+            workspace = None if other is None else other.workspace
+            found = self._make(heads, self._like, kind.scale, traits, workspace)
+            self._backends[call.layer] = found
+        return found

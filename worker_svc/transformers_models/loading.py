@@ -88,10 +88,12 @@ def prepared(model: PreTrainedModel) -> PreTrainedModel:
     config = model.config.get_text_config(decoder=True)
     if getattr(config, "output_router_logits", None):
         config.output_router_logits = False
-    kinds, chunk = (
-        getattr(config, "layer_types", None),
-        getattr(config, "attention_chunk_size", None),
-    )
+    if model.device.type == "cuda":
+        # Neither waits for the host; the first reads each chosen expert once.
+        experts = "grouped_mm" if model.dtype == torch.bfloat16 else "batched_mm"
+        model.config._experts_implementation = config._experts_implementation = experts
+    kinds = getattr(config, "layer_types", None)
+    chunk = getattr(config, "attention_chunk_size", None)
     for module in model.modules():
         layer = getattr(module, "layer_idx", None)
         if chunk and kinds and isinstance(layer, int) and kinds[layer] == "chunked_attention":

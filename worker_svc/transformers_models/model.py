@@ -5,6 +5,7 @@ states between steps, which are the slots'. It is called with a step's tokens as
 model with states is called once for all rows of one token, and once for each longer one.
 """
 
+import logging
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -16,13 +17,17 @@ from transformers import PreTrainedModel
 
 from worker_svc.attention.batch import AttentionBatch, LastTokens
 from worker_svc.attention.layer_cache import LayerCache
+from worker_svc.device.capture_stream import captured, capturing
+from worker_svc.models.layer_stack import TileHeads
 from worker_svc.models.spec import UnsupportedModel
 from worker_svc.parallel.group import ALONE, Group
 from worker_svc.parallel.vocab_part import VocabPart
 from worker_svc.transformers_models.attention import (
+    Attender,
+    KernelAttention,
     KvLayout,
-    PagedAttention,
     Probe,
+    TorchAttention,
     UnservedAttention,
     attending,
 )
@@ -33,6 +38,8 @@ from worker_svc.transformers_models.states import (
     StateProbe,
     bytes_of,
 )
+
+log = logging.getLogger(__name__)
 
 
 class _Output:
@@ -100,6 +107,12 @@ class TransformersModel:
         self._layout = KvLayout(probe.kinds, probe.sources)
         self.state_shapes = states.shapes
         self.states: SlotStates | None = None  # made with the slots, for a model that has any
+        self._kernels: KernelAttention | None = None
+        if device.type == "cuda" and KernelAttention.serves(self._layout):
+            self._kernels = KernelAttention(
+                self._layout, torch.empty(0, dtype=dtype, device=device)
+            )
+        self.stack = self._recordable()
 
     @torch.inference_mode()
     def _probe(self, probe: Probe, states: StateProbe) -> None:
@@ -108,10 +121,23 @@ class TransformersModel:
         with attending(probe):
             self._run(two, torch.arange(2, device=self.device).unsqueeze(0), states)
 
+    def _recordable(self) -> "TransformersStack | None":
+        """The layers for graphs; None if they cannot be recorded, or have states by slot."""
+        if self._kernels is None:
+            return None
+        stack = TransformersStack(self, self._layout)
+        try:
+            stack.try_recording(self.device)
+        except Exception as error:  # what classes do is not known here
+            log.warning("steps are computed without graphs: %s: %s", type(error).__name__, error)
+            torch.cuda.synchronize(self.device)
+            return None
+        return stack
+
     @property
     def attention_backend(self) -> str:
         """Name of the attention implementation."""
-        return "torch"
+        return "torch" if self._kernels is None else "triton"
 
     @property
     def has_states(self) -> bool:
@@ -158,13 +184,30 @@ class TransformersModel:
         last: LastTokens | None = None,
     ) -> Tensor:
         """Token ids and positions [T] of a step -> hidden states [T, hidden], normed."""
-        assert last is None  # for fused layers only
         if self.states is None:
-            with attending(PagedAttention(self._layout, kv_cache, batch, self.dtype)):
-                return self._run(token_ids.unsqueeze(0), positions.unsqueeze(0), None)[0]
+            with attending(self._attender(kv_cache, batch)):
+                hidden = self._run(token_ids.unsqueeze(0), positions.unsqueeze(0), None)[0]
+        else:
+            hidden = self._in_passes(token_ids, positions, kv_cache, batch, self.states)
+        return hidden if last is None else hidden.index_select(0, last.rows)
+
+    def _attender(self, kv_cache: LayerCache, batch: AttentionBatch) -> Attender:
+        if self._kernels is not None:
+            return self._kernels.of_step(kv_cache, batch)
+        return TorchAttention(self._layout, kv_cache, batch, self.dtype)
+
+    def _in_passes(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        kv_cache: LayerCache,
+        batch: AttentionBatch,
+        states: SlotStates,
+    ) -> Tensor:
+        """Hidden states [T, hidden] of a model whose sequences have states."""
         out: Tensor | None = None
         for part in _passes(batch):
-            hidden = self._pass(token_ids, positions, kv_cache, part, self.states)
+            hidden = self._pass(token_ids, positions, kv_cache, part, states)
             if out is None:
                 out = hidden.new_empty((len(token_ids), hidden.shape[-1]))
             out[part.tokens] = hidden
@@ -186,10 +229,10 @@ class TransformersModel:
             slots = torch.zeros(part.num_sequences, dtype=torch.int64, device=self.device)
         states = slot_states.read(slots, where[:, 0] == 0)
         passed = PassStates(states)
-        with attending(PagedAttention(self._layout, kv_cache, part.batch, self.dtype)):
+        with attending(self._attender(kv_cache, part.batch)):
             hidden = self._run(ids, where, passed).flatten(0, 1)
         if part.batch.slots is not None:
-            slot_states.leave(slots, passed.states)
+            slot_states.write(slots, passed.states)
         return hidden
 
     def _run(self, token_ids: Tensor, positions: Tensor, states: StateProbe | None) -> Tensor:
@@ -230,6 +273,70 @@ def _parts(model: PreTrainedModel) -> tuple[str, nn.Module, nn.Module]:
     raise UnsupportedModel(f"{type(model).__name__} does not say where its layers are")
 
 
+class TransformersStack:
+    """The layers of a model as graphs record them.
+
+    A class computes its layers in one call: `begin` does all, and `finish` nothing.
+    """
+
+    def __init__(self, model: TransformersModel, layout: KvLayout) -> None:
+        """`layout` has one kind of heads."""
+        self._model = model
+        kind = next(iter(layout.kinds.values()))
+        self.tile_heads = TileHeads(kind.num_heads, kind.kv.num_kv_heads, kind.kv.k_dim)
+        self.carried_widths = (model.config.hf.hidden_size, 1)  # hidden states, and nothing
+        # Sequences with states are computed apart from each other where they have several tokens.
+        self.splits = not model.has_states
+
+    def forward(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        kv_cache: LayerCache,
+        batch: AttentionBatch,
+        last: LastTokens | None = None,
+    ) -> Tensor:
+        """See `LayerStack`."""
+        return self._model.forward(token_ids, positions, kv_cache, batch, last)
+
+    def begin(
+        self, token_ids: Tensor, positions: Tensor, kv_cache: LayerCache, batch: AttentionBatch
+    ) -> tuple[Tensor, Tensor]:
+        """See `LayerStack`: all of it."""
+        hidden = self._model.forward(token_ids, positions, kv_cache, batch)
+        return hidden, hidden.new_empty((len(hidden), 1))
+
+    def finish(
+        self, carried: tuple[Tensor, Tensor], kv_cache: LayerCache, batch: AttentionBatch
+    ) -> Tensor:
+        """See `LayerStack`: nothing is left to do."""
+        return carried[0]
+
+    def shortened(self, num_layers: int) -> "TransformersStack":
+        """The same: a class has no fewer layers for a while."""
+        return self
+
+    @torch.inference_mode()
+    def try_recording(self, device: torch.device) -> None:
+        """Records a pass over one token. Raises an error for a class that waits for the host."""
+        cache = self._model.new_cache(2, 16)
+        one = torch.ones(1, dtype=torch.int32, device=device)
+        batch = AttentionBatch.of_decodes(
+            torch.full((1,), -1, dtype=torch.int64, device=device),
+            torch.zeros((1, 1), dtype=torch.int32, device=device),
+            one,
+            16,
+        )
+        zero = torch.zeros(1, dtype=torch.int64, device=device)
+
+        def run() -> None:
+            self._model.vocab_part(self.forward(zero, zero, cache, batch))
+
+        with capturing(device):
+            run()  # compiles, and lets the libraries make their workspaces
+            captured(run)
+
+
 @dataclass(frozen=True, slots=True)
 class _Pass:
     """Sequences that a model with states computes in one call: as many tokens of each."""
@@ -241,6 +348,10 @@ class _Pass:
 
 def _passes(batch: AttentionBatch) -> Iterator[_Pass]:
     """A step in parts: all sequences with one token together, each longer one alone."""
+    if batch.is_decode:
+        tokens = torch.arange(len(batch.context_lens), device=batch.context_lens.device)
+        yield _Pass(tokens, len(tokens), batch)
+        return
     starts = batch.cu_seqlens_q.tolist()
     lengths = [end - start for start, end in pairwise(starts)]
     single = [i for i, length in enumerate(lengths) if length == 1]

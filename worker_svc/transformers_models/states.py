@@ -1,16 +1,19 @@
 """Recurrent and convolution states of a model's layers, one row per slot.
 
-A forward pass reads the rows of its sequences and leaves new ones aside. They count once the step
-has worked: a failed step leaves the states as they were.
+A forward pass reads the rows of its sequences and writes new ones to another place: a failed step
+leaves the states as they were.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import Cache
+
+from worker_svc.protocol.step import IntColumn
 
 CONV, RECURRENT = "conv", "recurrent"
 
@@ -97,39 +100,54 @@ class StateProbe(Cache):
 
 
 class SlotStates:
-    """All states of all slots. Only the compute thread changes them."""
+    """All states of all slots, each in two places: a step reads one and writes the other.
+
+    Which one counts is a number on the device, so that graphs can record both. The host knows it,
+    too, as of the last step that worked, and a step that fails is undone by sending that again.
+    Only the compute thread changes them.
+    """
 
     def __init__(
         self, shapes: dict[StateKey, StateShape], max_num_seqs: int, device: torch.device
     ) -> None:
+        self._num_rows = max_num_seqs + 1  # the last one is that of padding
         self._rows = {
-            key: torch.zeros((max_num_seqs, *shape.shape), dtype=shape.dtype, device=device)
+            key: torch.zeros((2 * self._num_rows, *shape.shape), dtype=shape.dtype, device=device)
             for key, shape in shapes.items()
         }
-        self._pending: list[tuple[Tensor, dict[StateKey, Tensor]]] = []
+        self._place = torch.zeros(self._num_rows, dtype=torch.int64, device=device)
+        self._place_once_worked = np.zeros(self._num_rows, dtype=np.int64)
 
     def read(self, slots: Tensor, is_first: Tensor) -> dict[StateKey, Tensor]:
-        """Copies of the states of slots [B]; zeros where a sequence begins, [B] bool."""
+        """Copies of the states of slots [B], of padding below 0; zeros where `is_first` [B]."""
+        slots = self._known(slots)
+        at = slots + self._place[slots] * self._num_rows
         found = {}
         for key, rows in self._rows.items():
-            states = rows.index_select(0, slots)
+            states = rows.index_select(0, at)
             found[key] = states.masked_fill_(is_first.view(-1, *[1] * (states.dim() - 1)), 0)
         return found
 
-    def leave(self, slots: Tensor, states: dict[StateKey, Tensor]) -> None:
-        """Keeps the new states of slots [B] until `commit` or `rollback`."""
-        self._pending.append((slots, states))
+    def write(self, slots: Tensor, states: dict[StateKey, Tensor]) -> None:
+        """Writes the new states of slots [B] to their other place, which counts from now on."""
+        slots = self._known(slots)
+        place = 1 - self._place[slots]
+        at = slots + place * self._num_rows
+        for key, values in states.items():
+            self._rows[key].index_copy_(0, at, values)
+        self._place.index_copy_(0, slots, place)
 
-    def commit(self) -> None:
-        """The step worked: its states are the slots'."""
-        for slots, states in self._pending:
-            for key, values in states.items():
-                self._rows[key].index_copy_(0, slots, values)
-        self._pending.clear()
+    def commit(self, slots: IntColumn) -> None:
+        """The step worked, and wrote the states of these slots."""
+        self._place_once_worked[slots] ^= 1
 
     def rollback(self) -> None:
         """The step failed: the states are as before it."""
-        self._pending.clear()
+        self._place.copy_(torch.from_numpy(self._place_once_worked))
+
+    def _known(self, slots: Tensor) -> Tensor:
+        slots = slots.long()
+        return torch.where(slots < 0, self._num_rows - 1, slots)
 
 
 class PassStates(StateProbe):

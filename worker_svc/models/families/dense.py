@@ -1,6 +1,6 @@
 """The decoder that most families share: full attention with rotation, and a gated MLP."""
 
-from worker_svc.models.config_file import ConfigFile
+from worker_svc.models.config_file import ConfigJson
 from worker_svc.models.config_keys import FULL_ATTENTION
 from worker_svc.models.config_rope import THETA, rotary
 from worker_svc.models.spec import AttentionSpec, LayerSpec, MlpSpec, ModelSpec, UnsupportedModel
@@ -10,7 +10,7 @@ WINDOW_KEYS = frozenset({"sliding_window", "use_sliding_window"})
 
 
 def decoder(
-    config: ConfigFile,
+    config: ConfigJson,
     *,
     qkv_bias: bool = False,
     o_bias: bool = False,
@@ -42,14 +42,14 @@ def decoder(
     )
 
 
-def refuse_windows(config: ConfigFile) -> None:
+def refuse_windows(config: ConfigJson) -> None:
     """Raises UnsupportedModel if some layers attend over a window, where `sliding_window` alone
     says nothing."""
     if config.get("use_sliding_window"):
         raise UnsupportedModel("use_sliding_window: attention over a window is not supported")
 
 
-def _refuse_variants(config: ConfigFile) -> None:
+def _refuse_variants(config: ConfigJson) -> None:
     activation = config.values.get("hidden_act", "silu")
     if activation != "silu":
         raise UnsupportedModel(f"hidden_act: {activation!r} is not supported, only 'silu' is")

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from worker_svc.models.config_file import ConfigFile
+from worker_svc.models.config_file import ConfigJson
 from worker_svc.models.spec import ModelSpec
 
 
@@ -17,7 +17,7 @@ class Family:
 
     architecture: str
     model_type: str
-    read: Callable[[ConfigFile], ModelSpec]  # raises UnsupportedModel, naming the key
+    read: Callable[[ConfigJson], ModelSpec]  # raises UnsupportedModel, naming the key
     keys: frozenset[str] = frozenset()  # that `read` reads in addition to those of all families
     # Keys that change what other models compute, and the values under which this one computes the
     # same.

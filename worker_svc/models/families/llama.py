@@ -1,12 +1,12 @@
 """Llama: biases where the configuration asks for them."""
 
-from worker_svc.models.config_file import ConfigFile
+from worker_svc.models.config_file import ConfigJson
 from worker_svc.models.families import dense
 from worker_svc.models.families.family import Family
 from worker_svc.models.spec import ModelSpec
 
 
-def read(config: ConfigFile) -> ModelSpec:
+def read(config: ConfigJson) -> ModelSpec:
     has_bias = config.flag("attention_bias")
     return dense.decoder(
         config,

@@ -1,12 +1,12 @@
 """Qwen2 and 2.5: biases on queries, keys and values alone."""
 
-from worker_svc.models.config_file import ConfigFile
+from worker_svc.models.config_file import ConfigJson
 from worker_svc.models.families import dense
 from worker_svc.models.families.family import Family
 from worker_svc.models.spec import ModelSpec
 
 
-def read(config: ConfigFile) -> ModelSpec:
+def read(config: ConfigJson) -> ModelSpec:
     dense.refuse_windows(config)
     return dense.decoder(config, qkv_bias=True)
 

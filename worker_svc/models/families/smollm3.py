@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from worker_svc.models.config_file import ConfigFile
+from worker_svc.models.config_file import ConfigJson
 from worker_svc.models.families import dense
 from worker_svc.models.families.family import Family
 from worker_svc.models.spec import ModelSpec, UnsupportedModel
@@ -10,7 +10,7 @@ from worker_svc.models.spec import ModelSpec, UnsupportedModel
 INTERVAL, THETA = 4, 2_000_000.0  # where config.json has none
 
 
-def read(config: ConfigFile) -> ModelSpec:
+def read(config: ConfigJson) -> ModelSpec:
     if config.get("sliding_window") is not None:
         dense.refuse_windows(config)
     has_bias = config.flag("attention_bias")
@@ -29,7 +29,7 @@ def read(config: ConfigFile) -> ModelSpec:
     return replace(spec, layers=tuple(layers))
 
 
-def _rotates(config: ConfigFile, num_layers: int) -> list[bool]:
+def _rotates(config: ConfigJson, num_layers: int) -> list[bool]:
     """True for each layer that rotates. Raises UnsupportedModel."""
     listed = config.get("no_rope_layers")  # 1: the layer rotates
     if listed is None:
