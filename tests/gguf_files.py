@@ -94,6 +94,7 @@ def _type_of_items(value: Any) -> GGUFValueType | None:
     if not isinstance(value, list):
         return None
     items = {str: GGUFValueType.STRING, int: GGUFValueType.INT32, float: GGUFValueType.FLOAT32}
+    items |= {bool: GGUFValueType.BOOL}
     return items[type(value[0])]
 
 

@@ -28,7 +28,8 @@ BYTES = frozenset(f"<0x{byte:02X}>" for byte in range(256))
 # Each is cut at all its places, which takes the square of this for a token.
 MAX_CHARACTERS = 1024
 PRE = "default"  # what converters write where no pre-tokenizer is
-REPLACE = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
+PREPEND = {"type": "Prepend", "prepend": SPACE}
+REPLACE: dict[str, Any] = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
 DECODERS = (
     {"type": "Replace", "pattern": {"String": SPACE}, "content": " "},
     {"type": "ByteFallback"},
@@ -86,8 +87,7 @@ def _parts(vocabulary: GgufVocabulary) -> dict[str, Any]:
         )
     normalizer, decoders = REPLACE, list(DECODERS)
     if _adds_space(header):
-        steps = [{"type": "Prepend", "prepend": SPACE}, REPLACE]
-        normalizer = {"type": "Sequence", "normalizers": steps}
+        normalizer = {"type": "Sequence", "normalizers": [PREPEND, REPLACE]}
         decoders.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
     return {
         "normalizer": normalizer,
