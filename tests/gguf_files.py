@@ -66,6 +66,12 @@ class GgufFile:
     metadata: dict[str, Any] = field(default_factory=dict)
     tensors: dict[str, Packed] = field(default_factory=dict)
 
+    def take_tokenizer(self, told: Mapping[str, Any]) -> None:
+        """Gives it another tokenizer and template."""
+        for key in [key for key in self.metadata if key.startswith("tokenizer.")]:
+            del self.metadata[key]
+        self.metadata |= told
+
     def write(self, path: Path) -> Path:
         """Writes it."""
         writer = GGUFWriter(path, self.architecture)
@@ -160,6 +166,18 @@ def sentencepiece_vocabulary(**changes: Any) -> dict[str, Any]:
         told["scores"].append(scores[token])
     named = {f"tokenizer.ggml.{key}": value for key, value in (told | changes).items()}
     return {**named, "tokenizer.chat_template": TEMPLATE}
+
+
+def gemma_vocabulary() -> dict[str, Any]:
+    """No space before a text, and runs of spaces and of line ends are tokens of their own."""
+    told = sentencepiece_vocabulary(add_space_prefix=False)
+    runs = [letter * count for letter in " \n" for count in range(2, 9)] + ["\n", "<think>"]
+    told["tokenizer.ggml.tokens"] = runs + told["tokenizer.ggml.tokens"]
+    told["tokenizer.ggml.token_type"] = [4] * len(runs) + told["tokenizer.ggml.token_type"]
+    told["tokenizer.ggml.scores"] = [-1000.0] * len(runs) + told["tokenizer.ggml.scores"]
+    for name in ("bos", "eos", "unknown"):
+        told[f"tokenizer.ggml.{name}_token_id"] += len(runs)
+    return told
 
 
 def joined_tokens() -> list[str]:

@@ -117,7 +117,7 @@ def weights(header: GgufHeader) -> dict[str, GgufTensor]:
 
 
 def added(header: GgufHeader, tensor: GgufTensor) -> float:
-    """The number that is added to each of a tensor, which makes it that of a Hugging Face folder."""
+    """The number that is added to those of a tensor, which gives a Hugging Face folder's."""
     is_norm = tensor.name.endswith("norm.weight")
     return -1.0 if is_norm and architecture_of(header).adds_one_to_norms else 0.0
 

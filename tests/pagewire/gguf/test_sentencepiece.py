@@ -14,7 +14,7 @@ from transformers.integrations.gguf import convert_gguf_tokenizer, get_gguf_toke
 from pagewire.gguf.files import CONTENTS, read_file
 from pagewire.gguf.header import BadGguf
 from pagewire.gguf.sentencepiece import MAX_CHARACTERS, pairs_by_score
-from tests.gguf_files import GgufFile, sentencepiece_vocabulary
+from tests.gguf_files import GgufFile, gemma_vocabulary, sentencepiece_vocabulary
 
 SPACE = "\u2581"
 TEXTS = [
@@ -95,19 +95,7 @@ def of_transformers(path: Path, architecture: str) -> tokenizers.Tokenizer:
     return convert_gguf_tokenizer(architecture, content)[0]
 
 
-def like_gemma() -> dict[str, Any]:
-    """No space before a text, and runs of spaces and of line ends are tokens of their own."""
-    told = sentencepiece_vocabulary(add_space_prefix=False)
-    runs = [letter * count for letter in " \n" for count in range(2, 9)] + ["\n", "<think>"]
-    told["tokenizer.ggml.tokens"] = runs + told["tokenizer.ggml.tokens"]
-    told["tokenizer.ggml.token_type"] = [4] * len(runs) + told["tokenizer.ggml.token_type"]
-    told["tokenizer.ggml.scores"] = [-1000.0] * len(runs) + told["tokenizer.ggml.scores"]
-    for name in ("bos", "eos", "unknown"):
-        told[f"tokenizer.ggml.{name}_token_id"] += len(runs)
-    return told
-
-
-VOCABULARIES = {"llama": sentencepiece_vocabulary, "gemma3": like_gemma}
+VOCABULARIES = {"llama": sentencepiece_vocabulary, "gemma3": gemma_vocabulary}
 
 
 @pytest.fixture(scope="module", params=VOCABULARIES)
@@ -167,7 +155,7 @@ def test_texts_have_the_ids_of_transformers(tmp_path: Path) -> None:
 
 
 def test_texts_without_a_space_before_them_have_the_ids_of_transformers(tmp_path: Path) -> None:
-    told = like_gemma()
+    told = gemma_vocabulary()
     # transformers takes the order of the ids for that of the scores, as it is in Gemma's files.
     tokens, scores = (told[f"tokenizer.ggml.{name}"] for name in ("tokens", "scores"))
     begin = tokens.index("<0xFF>") + 1
@@ -185,7 +173,7 @@ def test_texts_without_a_space_before_them_have_the_ids_of_transformers(tmp_path
 
 
 def test_the_longest_run_of_spaces_that_is_a_token_comes_first(tmp_path: Path) -> None:
-    ours = built(written(tmp_path, like_gemma(), "gemma3"))
+    ours = built(written(tmp_path, gemma_vocabulary(), "gemma3"))
     found = ours.encode("a" + " " * 10 + "b", add_special_tokens=False).tokens
     assert found == ["a", SPACE * 8, SPACE * 2, "b"]
     assert ours.encode(f"a{SPACE}{SPACE}b", add_special_tokens=False).tokens[1] == SPACE * 2
