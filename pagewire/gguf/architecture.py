@@ -80,6 +80,21 @@ ARCHITECTURES = {
             switches={"attention_bias": QUERY_BIAS},
         ),
         GgufArchitecture(
+            "gemma",
+            "GemmaForCausalLM",
+            "gemma",
+            adds_one_to_norms=True,
+            switches={"attention_bias": QUERY_BIAS},
+        ),
+        GgufArchitecture(
+            "gemma2",
+            "Gemma2ForCausalLM",
+            "gemma2",
+            norms_both_sides=True,
+            adds_one_to_norms=True,
+            switches={"attention_bias": QUERY_BIAS},
+        ),
+        GgufArchitecture(
             "gemma3",
             "Gemma3ForCausalLM",
             "gemma3_text",

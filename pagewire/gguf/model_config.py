@@ -8,7 +8,7 @@ import logging
 import struct
 from typing import Any
 
-from pagewire.gguf import gemma3
+from pagewire.gguf import gemma
 from pagewire.gguf.architecture import (
     EMBEDDING,
     HEAD,
@@ -87,8 +87,8 @@ def config(header: GgufHeader) -> dict[str, Any]:
     if rotated != sizes["head_dim"]:
         content["partial_rotary_factor"] = rotated / sizes["head_dim"]
     read = READ
-    if prefix == gemma3.NAME:
-        content, read = gemma3.config(header, content), READ | gemma3.KEYS
+    if prefix in gemma.NAMES:
+        content, read = gemma.config(header, prefix, content), READ | gemma.keys(prefix)
     unread = {
         key: value if isinstance(value, str | int | float) else type(value).__name__
         for key, value in header.metadata.items()

@@ -1,4 +1,4 @@
-"""A Gemma 3 in a GGUF file is the folder that transformers makes of it."""
+"""A Gemma in a GGUF file is the folder that transformers makes of it."""
 
 import json
 from collections.abc import Callable
@@ -8,7 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import Gemma3ForCausalLM, Gemma3TextConfig
+from transformers import (
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    GemmaConfig,
+    GemmaForCausalLM,
+    PretrainedConfig,
+    PreTrainedModel,
+)
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
 from pagewire.gguf.architecture import ARCHITECTURES, OUTER
@@ -30,15 +39,24 @@ CONFIG: dict[str, Any] = {
     "head_dim": 16,
     "rms_norm_eps": 1e-6,
     "vocab_size": len(VOCABULARY["tokenizer.ggml.tokens"]),
-    "sliding_window": 8,
-    "query_pre_attn_scalar": 16,
     "pad_token_id": 0,
     "bos_token_id": 1,
     "eos_token_id": 2,
-    "rope_parameters": {
-        "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
-        "full_attention": {"rope_type": "default", "rope_theta": 1000000.0},
-    },
+}
+WINDOWS: dict[str, Any] = {"sliding_window": 8, "query_pre_attn_scalar": 16}
+ROTATION = {"rope_type": "default", "rope_theta": 1000000.0}
+ROTATIONS = {
+    "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+    "full_attention": ROTATION,
+}
+FAMILIES: dict[str, tuple[type[PretrainedConfig], type[PreTrainedModel], dict[str, Any]]] = {
+    "gemma": (GemmaConfig, GemmaForCausalLM, {"rope_parameters": ROTATION}),
+    "gemma2": (
+        Gemma2Config,
+        Gemma2ForCausalLM,
+        WINDOWS | {"rope_parameters": ROTATION, "final_logit_softcapping": 20.0},
+    ),
+    "gemma3": (Gemma3TextConfig, Gemma3ForCausalLM, WINDOWS | {"rope_parameters": ROTATIONS}),
 }
 
 Edit = Callable[[GgufFile], None]
@@ -48,30 +66,42 @@ def told(key: str, value: Any) -> Edit:
     return lambda file: file.metadata.update({f"gemma3.{key}": value})
 
 
-@pytest.fixture(scope="module")
-def oracle() -> Gemma3ForCausalLM:
-    """A random model, whose norms multiply by what float32 adds to 1 without rounding."""
+def random_model(name: str) -> PreTrainedModel:
+    """A model whose norms multiply by what float32 adds to 1 without rounding."""
     torch.manual_seed(0)
-    model = Gemma3ForCausalLM(Gemma3TextConfig(**CONFIG, initializer_range=0.2)).eval()
-    for name, parameter in model.named_parameters():
-        if name.endswith("norm.weight"):
+    of_config, of_model, more = FAMILIES[name]
+    model: PreTrainedModel = of_model(of_config(**CONFIG, **more, initializer_range=0.2)).eval()
+    for path, parameter in model.named_parameters():
+        if path.endswith("norm.weight"):
             parameter.data = torch.randint(-32, 32, parameter.shape) / 64
     return model
 
 
-def file_of(model: Gemma3ForCausalLM, edit: Edit = lambda file: None) -> GgufFile:
+@pytest.fixture(scope="module")
+def oracle() -> PreTrainedModel:
+    return random_model("gemma3")
+
+
+def file_of(
+    model: PreTrainedModel, edit: Edit = lambda file: None, name: str = "gemma3"
+) -> GgufFile:
     """The file of a model, as llama.cpp's converter would write it."""
-    metadata = sizes("gemma3", CONFIG | {"rope_theta": 1000000.0}) | VOCABULARY
-    file = GgufFile("gemma3", metadata | {"general.name": "tiny"})
-    told("attention.sliding_window", CONFIG["sliding_window"])(file)
+    metadata = sizes(name, CONFIG | {"rope_theta": 1000000.0}) | VOCABULARY
+    file = GgufFile(name, metadata | {"general.name": "tiny"})
+    for key, field in (
+        ("attention.sliding_window", "sliding_window"),
+        ("final_logit_softcapping", "final_logit_softcapping"),
+    ):
+        if FAMILIES[name][2].get(field) is not None:
+            file.metadata[f"{name}.{key}"] = FAMILIES[name][2][field]
     outer = {ours: stored for stored, ours in OUTER.items()}
-    inner = {ours: stored for stored, ours in ARCHITECTURES["gemma3"].layer_names.items()}
-    for name, parameter in model.state_dict().items():
-        values = parameter.numpy() + (1 if name.endswith("norm.weight") else 0)
-        if name in outer and name != "lm_head.weight":
-            file.tensors[outer[name]] = packed(values, "F32")
-        elif name not in outer:
-            _, _, layer, kind = name.removesuffix(".weight").split(".", 3)
+    inner = {ours: stored for stored, ours in ARCHITECTURES[name].layer_names.items()}
+    for path, parameter in model.state_dict().items():
+        values = parameter.numpy() + (1 if path.endswith("norm.weight") else 0)
+        if path in outer and path != "lm_head.weight":
+            file.tensors[outer[path]] = packed(values, "F32")
+        elif path not in outer:
+            _, _, layer, kind = path.removesuffix(".weight").split(".", 3)
             file.tensors[f"blk.{layer}.{inner[kind]}.weight"] = packed(values, "F32")
     edit(file)
     return file
@@ -86,17 +116,17 @@ def differences(ours: dict[str, Any], theirs: dict[str, Any]) -> set[str]:
     return {name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name)}
 
 
-def test_configuration_and_weights_are_those_of_the_model(
-    oracle: Gemma3ForCausalLM, tmp_path: Path
-) -> None:
-    path = file_of(oracle).write(tmp_path / "model.gguf")
-    config = Gemma3TextConfig(**config_of(path))
+@pytest.mark.parametrize("name", FAMILIES)
+def test_configuration_and_weights_are_those_of_the_model(name: str, tmp_path: Path) -> None:
+    oracle = random_model(name)
+    path = file_of(oracle, name=name).write(tmp_path / "model.gguf")
+    of_config, of_model, _ = FAMILIES[name]
+    config = of_config(**config_of(path))
     away = {"architectures", "dtype", "initializer_range"}
     assert differences(config.to_dict(), oracle.config.to_dict()) <= away
-    found = {
-        name: torch.from_numpy(s.dense()) for name, s in stored_weights(read_header(path)).items()
-    }
-    model = Gemma3ForCausalLM(config).eval()
+    stored = stored_weights(read_header(path))
+    found = {path: torch.from_numpy(each.dense()) for path, each in stored.items()}
+    model = of_model(config).eval()
     assert model.load_state_dict(found, strict=False).missing_keys == ["lm_head.weight"]
     ids = torch.arange(3, 43)[None]
     with torch.no_grad():
@@ -104,21 +134,23 @@ def test_configuration_and_weights_are_those_of_the_model(
     assert oracle(ids).logits.std() > 0.1  # or equality would say little
 
 
-def test_transformers_reads_the_same_out_of_the_file(
-    oracle: Gemma3ForCausalLM, tmp_path: Path
-) -> None:
-    path = file_of(oracle).write(tmp_path / "model.gguf")
+@pytest.mark.parametrize("name", ["gemma2", "gemma3"])  # it reads no first generation
+def test_transformers_reads_the_same_out_of_the_file(name: str, tmp_path: Path) -> None:
+    oracle = random_model(name)
+    path = file_of(oracle, name=name).write(tmp_path / "model.gguf")
     theirs = load_gguf_checkpoint(str(path), return_tensors=True, model_to_load=oracle)
     expected = theirs["tensors"]
     found = stored_weights(read_header(path))
     assert found.keys() == expected.keys()
-    for name, stored in found.items():
-        assert np.array_equal(stored.dense(), expected[name].numpy()), name
-    config = Gemma3TextConfig(**theirs["config"]).to_dict()
-    ours = Gemma3TextConfig(**config_of(path)).to_dict()
+    for tensor, stored in found.items():
+        assert np.array_equal(stored.dense(), expected[tensor].numpy()), tensor
+    of_config = FAMILIES[name][0]
+    config = of_config(**theirs["config"]).to_dict()
+    ours = of_config(**config_of(path)).to_dict()
     assert config["rms_norm_eps"] == np.float32(ours["rms_norm_eps"])
-    for name in (CONFIG.keys() | {"layer_types"}) - {"query_pre_attn_scalar", "rms_norm_eps"}:
-        assert ours[name] == config[name], name  # of the scale its reading knows nothing
+    same = CONFIG.keys() | {"layer_types", "rope_parameters", "sliding_window"}
+    for field in same - {"rms_norm_eps"}:
+        assert ours[field] == config[field], field
 
 
 WINDOW, ALL = "sliding_attention", "full_attention"
@@ -144,7 +176,7 @@ WINDOW, ALL = "sliding_attention", "full_attention"
     ],
 )
 def test_what_a_file_says_of_windows_goes_before_what_is_usual(
-    edit: Edit, expected: dict[str, Any], oracle: Gemma3ForCausalLM, tmp_path: Path
+    edit: Edit, expected: dict[str, Any], oracle: PreTrainedModel, tmp_path: Path
 ) -> None:
     config = config_of(file_of(oracle, edit).write(tmp_path / "model.gguf"))
     config["theta of windows"] = config["rope_parameters"][WINDOW]["rope_theta"]
@@ -152,7 +184,7 @@ def test_what_a_file_says_of_windows_goes_before_what_is_usual(
 
 
 def test_a_long_context_stretches_the_layers_without_a_window_alone(
-    oracle: Gemma3ForCausalLM, tmp_path: Path
+    oracle: PreTrainedModel, tmp_path: Path
 ) -> None:
     def edit(file: GgufFile) -> None:
         file.metadata |= {"gemma3.rope.scaling.type": "linear", "gemma3.rope.scaling.factor": 8.0}
@@ -164,19 +196,45 @@ def test_a_long_context_stretches_the_layers_without_a_window_alone(
     }
 
 
+@pytest.mark.parametrize(("name", "num_layers"), [("gemma2", 46), ("gemma3", 62)])
 def test_the_largest_divides_scores_by_its_width_a_head(
-    oracle: Gemma3ForCausalLM, tmp_path: Path
+    name: str, num_layers: int, tmp_path: Path
 ) -> None:
     def edit(file: GgufFile) -> None:
-        file.metadata["gemma3.block_count"] = 62
-        for name, tensor in list(file.tensors.items()):
-            if name.startswith("blk.0."):
-                rest = name.removeprefix("blk.0.")
-                file.tensors |= {f"blk.{layer}.{rest}": tensor for layer in range(7, 62)}
+        file.metadata[f"{name}.block_count"] = num_layers
+        for key, tensor in list(file.tensors.items()):
+            if key.startswith("blk.0."):
+                rest = key.removeprefix("blk.0.")
+                file.tensors |= {f"blk.{layer}.{rest}": tensor for layer in range(7, num_layers)}
 
-    assert config_of(file_of(oracle).write(tmp_path / "a.gguf"))["query_pre_attn_scalar"] == 16
-    path = file_of(oracle, edit).write(tmp_path / "b.gguf")
-    assert config_of(path)["query_pre_attn_scalar"] == CONFIG["hidden_size"] // 4
+    oracle = random_model(name)
+    small = config_of(file_of(oracle, name=name).write(tmp_path / "a.gguf"))
+    large = config_of(file_of(oracle, edit, name).write(tmp_path / "b.gguf"))
+    assert small["query_pre_attn_scalar"] == CONFIG["head_dim"]
+    assert large["query_pre_attn_scalar"] == CONFIG["hidden_size"] // 4
+
+
+def test_a_second_generation_has_windows_and_caps_where_the_file_says_nothing(
+    tmp_path: Path,
+) -> None:
+    def edit(file: GgufFile) -> None:
+        del file.metadata["gemma2.attention.sliding_window"]
+        del file.metadata["gemma2.final_logit_softcapping"]
+
+    path = file_of(random_model("gemma2"), edit, "gemma2").write(tmp_path / "model.gguf")
+    config = config_of(path)
+    assert config["sliding_window"] == 4096
+    assert config["layer_types"] == [WINDOW, ALL] * 3 + [WINDOW]
+    assert (config["attn_logit_softcapping"], config["final_logit_softcapping"]) == (50.0, 30.0)
+
+
+def test_a_first_generation_with_windows_is_refused(tmp_path: Path) -> None:
+    def edit(file: GgufFile) -> None:
+        file.metadata["gemma.attention.sliding_window"] = 8
+
+    path = file_of(random_model("gemma"), edit, "gemma").write(tmp_path / "model.gguf")
+    with pytest.raises(BadGguf, match=r"gemma\.attention\.sliding_window is not supported"):
+        read_file(path, "config.json")
 
 
 def short_norm(file: GgufFile) -> None:
@@ -200,7 +258,7 @@ def factors(file: GgufFile) -> None:
     ],
 )
 def test_what_would_change_the_output_is_refused_by_name(
-    edit: Edit, said: str, oracle: Gemma3ForCausalLM, tmp_path: Path
+    edit: Edit, said: str, oracle: PreTrainedModel, tmp_path: Path
 ) -> None:
     path = file_of(oracle, edit).write(tmp_path / "model.gguf")
     with pytest.raises(BadGguf, match=rf"^model\.gguf: .*{said}"):
@@ -208,7 +266,7 @@ def test_what_would_change_the_output_is_refused_by_name(
 
 
 def test_the_worker_refuses_the_architecture_and_not_the_file(
-    oracle: Gemma3ForCausalLM, tmp_path: Path
+    oracle: PreTrainedModel, tmp_path: Path
 ) -> None:
     path = file_of(oracle).write(tmp_path / "model.gguf")
     assert read_file(path, "tokenizer.json")
