@@ -142,7 +142,7 @@ def test_pairs_are_joined_in_an_order_that_ids_do_not_have(tmp_path: Path) -> No
 def test_texts_have_the_ids_of_transformers(tmp_path: Path) -> None:
     path = written(tmp_path, sentencepiece_vocabulary())
     ours = built(path)
-    # For Llama transformers puts no second space before a text, and none behind a special token.
+    # For Llama transformers puts no second space before a text, and none after a special token.
     plain, exact = (of_transformers(path, name) for name in ("llama", "phi3"))
     exact.add_special_tokens(["<unk>"])
     for text in TEXTS:
