@@ -17,6 +17,7 @@ from gateway.chat.conversation import Conversation
 from gateway.chat.template import ChatTemplate, find_templates, special_tokens
 from gateway.errors import ErrorKind, RequestError
 from gateway.text.detokenizer import (
+    META_SPACE,
     ByteLevelDetokenizer,
     Detokenizer,
     Vocabulary,
@@ -102,8 +103,8 @@ class Tokenizer:
     def with_text_contents(self) -> "Tokenizer":
         """The same tokenizer, to which the contents of conversations are text alone.
 
-        Tokens of control are the special ones, and others that the chat template writes. Raises
-        CannotRename.
+        Tokens of control are the special ones, and others that the chat template writes, apart
+        from spaces and ends of lines. Raises CannotRename.
         """
         other, template = copy.copy(self), self.template
         if template is not None:
@@ -112,7 +113,7 @@ class Tokenizer:
             controls = {
                 token.content: number
                 for number, token in added.items()
-                if token.content and (token.special or token.content in written)
+                if token.content and (token.special or _is_written(token.content, written))
             }
             other._contents = TextContents(self.definition(), controls)
             other.template = template.breaking(other._contents.breaks)
@@ -309,6 +310,10 @@ def _read_template(
         problem = f"is no Jinja template: line {error.lineno}: {error.message}"
         place = f": {file}" if text is not None else ""
         raise TokenizerFolderError(f"{name}{place} {problem}") from error
+
+
+def _is_written(token: str, template: str) -> bool:
+    return token in template and bool(token.replace(META_SPACE, "").strip())
 
 
 def _keeps_every_byte(definition: Mapping[str, Any]) -> bool:

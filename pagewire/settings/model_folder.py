@@ -6,6 +6,7 @@ from pagewire.gguf.files import SUFFIX, is_gguf
 
 WANTED = "a model is a folder with config.json, tokenizer.json and safetensors, or a GGUF file"
 SAFETENSORS = ".safetensors"
+TOKENIZER, SENTENCEPIECE = "tokenizer.json", "tokenizer.model"
 MOST_NAMED = 3
 
 
@@ -41,4 +42,9 @@ def _problem_with_folder(path: Path, needs: str) -> str:
     if files := sorted(map(str, path.glob(f"*{SUFFIX}"))):
         named = ", ".join(files[:MOST_NAMED]) + ", ..." * (len(files) > MOST_NAMED)
         return f"{path} holds no {needs}, but GGUF: give the file, {named}"
+    if needs == TOKENIZER and (path / SENTENCEPIECE).is_file():
+        return (
+            f"{path} holds {SENTENCEPIECE} and no {needs}: load it with transformers' "
+            f"AutoTokenizer.from_pretrained, whose save_pretrained writes {needs}"
+        )
     return f"{path} holds no {needs}; {WANTED}"
