@@ -4,6 +4,8 @@ import re
 
 from gateway.chat.calls import Calls, read_arguments
 from gateway.chat.source import Source, Steps
+from gateway.chat.tool_format import ToolCallFormat
+from gateway.structure.families.json_calls import SectionCalls
 
 SECTION_OPEN, SECTION_CLOSE = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
 CALL_OPEN, CALL_CLOSE = "<|tool_call_begin|>", "<|tool_call_end|>"
@@ -58,3 +60,14 @@ def _find_head(source: Source, at: int, names: frozenset[str]) -> Steps[re.Match
         if len(source.text) >= limit or not (yield from source.more()):
             return None
     return head if head.end() < limit and head[2] in names else None
+
+
+KIMI = ToolCallFormat(
+    "kimi",
+    parse_kimi,
+    lambda template: SECTION_OPEN in template,
+    shown_tokens=TOKENS,
+    writing=SectionCalls(*TOKENS),
+    openings=(SECTION_OPEN,),
+    is_call=is_call,
+)

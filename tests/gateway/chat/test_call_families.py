@@ -9,12 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.chat.answer import AnswerReader, ChatFormat, ReasoningFormat, choose
+from gateway.chat.answer import AnswerReader, ChatFormat, choose
 from gateway.chat.conversation import Conversation, Message, Tool
 from gateway.chat.families import harmony
-from gateway.chat.formats import FORMATS, GLM, HARMONY, KIMI, QWEN3_CODER, ToolCallFormat
+from gateway.chat.formats import FORMATS, GLM, HARMONY, KIMI, QWEN3_CODER, REASONING
 from gateway.chat.parts import CallArguments, CallStart, Content, Part, Reasoning, reply_of
 from gateway.chat.template import ChatTemplate
+from gateway.chat.tool_format import ToolCallFormat
 
 SCHEMA: Any = {
     "type": "object",
@@ -131,7 +132,7 @@ CASES += [(form, text, None, text, []) for form, text in NO_CALLS]
 
 
 def reader(form: ToolCallFormat) -> AnswerReader:
-    reasoning = ReasoningFormat.HARMONY if form is HARMONY else None
+    reasoning = REASONING["harmony"] if form is HARMONY else None
     made = ChatFormat(True, form, reasoning).reader(CHAT, "", None)
     assert made is not None
     return made
@@ -232,12 +233,12 @@ TEMPLATES = {
 def test_a_chat_template_tells_the_family(name: str) -> None:
     chosen = choose(ChatTemplate(TEMPLATES[name], {}), "auto", "auto")
     assert chosen.tool_calls is FORMATS[name]
-    assert (chosen.reasoning is ReasoningFormat.HARMONY) == (name == "harmony")
+    assert (chosen.reasoning is REASONING["harmony"]) == (name == "harmony")
 
 
 def test_reasoning_in_a_channel_is_left_out_where_it_is_not_wanted() -> None:
     chat = Conversation((Message("user", "Hi"),), include_reasoning=False)
-    chat_format = ChatFormat(True, HARMONY, ReasoningFormat.HARMONY)
+    chat_format = ChatFormat(True, HARMONY, REASONING["harmony"])
     answer = chat_format.reader(chat, "", None)
     assert answer is not None and answer.thought is not None
     text = THOUGHT + "<|start|>assistant" + FINAL

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gateway.chat.answer import ChatFormat, ReasoningFormat
+from gateway.chat.answer import ChatFormat
 from gateway.chat.conversation import Conversation, Message, Tool
 from gateway.chat.formats import (
     ALL_FORMATS,
@@ -19,9 +19,10 @@ from gateway.chat.formats import (
     LLAMA3_JSON,
     MISTRAL,
     QWEN3_CODER,
-    ToolCallFormat,
+    REASONING,
 )
 from gateway.chat.parts import CallStart, Part, reply_of
+from gateway.chat.tool_format import ToolCallFormat
 from gateway.structure.thinking import ThoughtFirst
 from tests.gateway.chat.test_call_families import glm, kimi, merged, qwen
 from tests.gateway.http_calls import post
@@ -57,7 +58,7 @@ MENTIONED = [
 def read(
     form: ToolCallFormat, pieces: Iterable[str], prompt: str = "<think>", structure: Any = None
 ) -> tuple[list[Part], int]:
-    answer = ChatFormat(True, form, ReasoningFormat.QWEN3).reader(CHAT, prompt, structure)
+    answer = ChatFormat(True, form, REASONING["qwen3"]).reader(CHAT, prompt, structure)
     assert answer is not None and answer.thought is not None
     parts: list[Part] = []
     for piece in pieces:
@@ -113,7 +114,7 @@ def test_the_marker_that_closes_nothing_any_more_is_dropped(
 
 def test_a_call_in_thoughts_that_a_grammar_bounds_is_a_part_of_them() -> None:
     chat = Conversation(CHAT.messages, TOOLS, max_reasoning_tokens=99)
-    chat_format = ChatFormat(True, HERMES, ReasoningFormat.QWEN3, {"<think>": 1, "</think>": 2})
+    chat_format = ChatFormat(True, HERMES, REASONING["qwen3"], {"<think>": 1, "</think>": 2})
     structure = chat_format.with_thought(chat, "<think>", None)
     assert isinstance(structure, ThoughtFirst)
     text = f"Hm. <tool_call>{JSON_CALL}</tool_call> no.</think>Hello"

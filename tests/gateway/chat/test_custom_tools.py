@@ -10,7 +10,7 @@ import pytest
 import pytest_asyncio
 
 from gateway.chat import formats
-from gateway.chat.answer import ChatFormat, ReasoningFormat
+from gateway.chat.answer import ChatFormat
 from gateway.chat.conversation import Conversation, Message
 from gateway.http.response_items import Items
 from gateway.http.response_tools.bodies import TextTool, called_tools, to_tools
@@ -94,7 +94,7 @@ async def test_every_family_of_models_can_write_the_text() -> None:
     body = TextTool(type="custom", name="run")
     chat = Conversation((Message("user", "Hi"),), to_tools([body]))
     for name, text in FAMILIES.items():
-        reasoning = ReasoningFormat.HARMONY if name == "harmony" else None
+        reasoning = formats.REASONING["harmony"] if name == "harmony" else None
         for step in (1, 3, len(text)):
             reader = ChatFormat(True, formats.FORMATS[name], reasoning).reader(chat, "", None)
             items = Items(called_tools([body]))

@@ -20,9 +20,9 @@ import tokenizers
 
 from default_model.folder import ensure
 from gateway.chat import formats
-from gateway.chat.answer import ChatFormat, ReasoningFormat
+from gateway.chat.answer import ChatFormat
 from gateway.chat.conversation import Conversation, Message, Tool
-from gateway.chat.families import harmony, kimi
+from gateway.chat.families import glm, harmony, kimi
 from gateway.chat.parts import Reply, reply_of
 from gateway.errors import RequestError
 from gateway.structure.calls import AnyStructure
@@ -34,7 +34,7 @@ EOS, MAX_TOKENS = 2, 500
 NUM_SCHEMAS = 200 if os.environ.get("PAGEWIRE_ALL_SCHEMAS") else 20
 FORM = {"type": "object", "properties": {"answer": {"type": "integer"}}, "required": ["answer"]}
 MARKERS = ["<|python_tag|>", "[TOOL_CALLS]", "[ARGS]"]
-MARKERS += [*formats.GLM_TOKENS, *kimi.TOKENS, *harmony.TOKENS]
+MARKERS += [*glm.TOKENS, *kimi.TOKENS, *harmony.TOKENS]
 HELD = [*formats.FORMATS]
 NAMES = ("lookup", "look", 'say "é"')
 PLAIN = ("qwen3_coder", "glm", "kimi", "harmony")  # that write no other names
@@ -62,7 +62,7 @@ def read(has_tokens: bool) -> tuple[Vocabulary, tokenizers.Tokenizer]:
 def setting(name: str, has_tokens: bool) -> Setting:
     vocabulary, tokenizer = read(has_tokens)
     ids = {text: tokenizer.token_to_id(text) for text in MARKERS} if has_tokens else {}
-    reasoning = ReasoningFormat.HARMONY if name == "harmony" else None
+    reasoning = formats.REASONING["harmony"] if name == "harmony" else None
     chat_format = ChatFormat(True, formats.FORMATS[name], reasoning, ids)
     return Setting(vocabulary, tokenizer, chat_format)
 
