@@ -8,21 +8,32 @@ from collections.abc import Callable, Mapping
 from importlib.metadata import EntryPoint, entry_points
 from typing import TypeVar
 
-from gateway.chat.families import harmony
+from gateway.chat.families import gemma4, harmony, mistral, seed_oss
+from gateway.chat.families.deepseek import DEEPSEEK_V3, DEEPSEEK_V31
+from gateway.chat.families.gemma4 import GEMMA4
 from gateway.chat.families.glm import GLM
 from gateway.chat.families.harmony import HARMONY
 from gateway.chat.families.hermes import HERMES
 from gateway.chat.families.kimi import KIMI
+from gateway.chat.families.lfm2 import LFM2
 from gateway.chat.families.llama3 import LLAMA3_JSON
+from gateway.chat.families.minimax_m2 import MINIMAX_M2
 from gateway.chat.families.mistral import MISTRAL
 from gateway.chat.families.qwen3_coder import QWEN3_CODER
+from gateway.chat.families.seed_oss import SEED_OSS
 from gateway.chat.families.think_tags import DEEPSEEK_R1, QWEN3
 from gateway.chat.reasoning_format import ReasoningFormat
 from gateway.chat.tool_format import ToolCallFormat
 
 # The first whose format a chat template holds is the model's.
-ALL_FORMATS = (HARMONY, KIMI, GLM, QWEN3_CODER, HERMES, MISTRAL, LLAMA3_JSON)
-ALL_REASONING = (harmony.REASONING, QWEN3, DEEPSEEK_R1)
+ALL_FORMATS = (
+    *(HARMONY, KIMI, DEEPSEEK_V3, DEEPSEEK_V31, MINIMAX_M2, SEED_OSS, GEMMA4, LFM2),
+    *(GLM, QWEN3_CODER, HERMES, MISTRAL, LLAMA3_JSON),
+)
+ALL_REASONING = (
+    *(harmony.REASONING, gemma4.REASONING, mistral.REASONING, seed_oss.REASONING),
+    *(QWEN3, DEEPSEEK_R1),
+)
 FORMATS: Mapping[str, ToolCallFormat] = {one.name: one for one in ALL_FORMATS}
 REASONING: Mapping[str, ReasoningFormat] = {one.name: one for one in ALL_REASONING}
 

@@ -6,11 +6,13 @@ What the model writes is [TOOL_CALLS][{...}, {...}], or [TOOL_CALLS]name[ARGS]{.
 import re
 
 from gateway.chat.calls import Calls, is_json_call, read_arguments, read_list
+from gateway.chat.reasoning_format import ReasoningFormat
 from gateway.chat.source import Source, Steps
 from gateway.chat.tool_format import ToolCallFormat, short_id
 from gateway.structure.families.json_calls import JsonCalls
 
 MARKER = "[TOOL_CALLS]"
+THINK = "[THINK]"
 MAX_HEAD_CHARACTERS = 256  # between the marker and the arguments
 _HEAD = re.compile(r"([\w.-]+)\s*(?:\[CALL_ID\]\w+\s*)?(?:\[ARGS\])?\s*(?=\{)")
 
@@ -64,4 +66,7 @@ MISTRAL = ToolCallFormat(
     writing=JsonCalls(MARKER, is_list=True),
     openings=(MARKER,),
     is_call=_is_mistral_call,
+)
+REASONING = ReasoningFormat(
+    "mistral", lambda template: THINK in template, opening=THINK, closing="[/THINK]"
 )

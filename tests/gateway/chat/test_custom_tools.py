@@ -15,7 +15,19 @@ from gateway.chat.conversation import Conversation, Message
 from gateway.http.response_items import Items
 from gateway.http.response_tools.bodies import TextTool, called_tools, to_tools
 from gateway.http.response_tools.input_text import InputText, to_arguments
-from tests.gateway.chat.test_call_families import CALLED, HOSTILE, glm, kimi, qwen
+from tests.gateway.chat.call_texts import (
+    deepseek_v3,
+    deepseek_v31,
+    gemma4,
+    glm,
+    kimi,
+    lfm2,
+    minimax,
+    quoted,
+    qwen,
+    seed,
+)
+from tests.gateway.chat.test_call_families import CALLED, HOSTILE
 from tests.gateway.http_calls import accepts, post, refusal
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -83,6 +95,12 @@ FAMILIES = {
     "mistral": f'[TOOL_CALLS][{{"name": "run", "arguments": {to_arguments(HOSTILE)}}}]',
     "qwen3_coder": qwen("run", input=HOSTILE),
     "glm": glm("run", input=HOSTILE),
+    "minimax_m2": minimax(("run", {"input": HOSTILE})),
+    "seed_oss": seed("run", input=HOSTILE),
+    "deepseek_v3": deepseek_v3(("run", to_arguments(HOSTILE))),
+    "deepseek_v31": deepseek_v31(("run", to_arguments(HOSTILE))),
+    "lfm2": lfm2(f"run(input={HOSTILE!r})"),
+    "gemma4": gemma4(f"run{{input:{quoted(HOSTILE)}}}"),
     "kimi": kimi(("run", to_arguments(HOSTILE))),
     "harmony": f"{HARMONY_CALL}{to_arguments(HOSTILE)}<|call|>",
 }
