@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from gateway.chat.families import gemma4, harmony, mistral, seed_oss
 from gateway.chat.families.deepseek import DEEPSEEK_V3, DEEPSEEK_V31
+from gateway.chat.families.dsml import DEEPSEEK_V4, DEEPSEEK_V32
 from gateway.chat.families.gemma4 import GEMMA4
 from gateway.chat.families.glm import GLM
 from gateway.chat.families.harmony import HARMONY
@@ -27,8 +28,8 @@ from gateway.chat.tool_format import ToolCallFormat
 
 # The first whose format a chat template holds is the model's.
 ALL_FORMATS = (
-    *(HARMONY, KIMI, DEEPSEEK_V3, DEEPSEEK_V31, MINIMAX_M2, SEED_OSS, GEMMA4, LFM2),
-    *(GLM, QWEN3_CODER, HERMES, MISTRAL, LLAMA3_JSON),
+    *(HARMONY, KIMI, DEEPSEEK_V32, DEEPSEEK_V4, DEEPSEEK_V3, DEEPSEEK_V31, MINIMAX_M2, SEED_OSS),
+    *(GEMMA4, LFM2, GLM, QWEN3_CODER, HERMES, MISTRAL, LLAMA3_JSON),
 )
 ALL_REASONING = (
     *(harmony.REASONING, gemma4.REASONING, mistral.REASONING, seed_oss.REASONING),

@@ -153,7 +153,11 @@ class _Arguments:
                 is_whole = not self._source.is_cut
                 break
             self._source.take(key.end())
-            is_whole = yield from self._read_value(key[1].strip())
+            # The tag may say itself whether it is a text; else the schema does.
+            said = key.groupdict().get("is_text")
+            name = key[1].strip()
+            is_plain = is_text(self._parameters, name) if said is None else said == "true"
+            is_whole = yield from self._read_value(name, is_plain)
         if is_whole and (yield from _take_end(self._source, end)):
             self._calls.add_arguments("}")
 
@@ -167,14 +171,14 @@ class _Arguments:
         self._source.take(at)
         return True
 
-    def _read_value(self, name: str) -> Steps[bool]:
+    def _read_value(self, name: str, is_plain: bool) -> Steps[bool]:
         """Passes on one argument; False if the output was cut off inside it."""
         if name in self._names:  # said twice: the first counts
             return (yield from self._pass(lambda text: None))
         head = f"{', ' if self._names else ''}{json.dumps(name, ensure_ascii=False)}: "
         self._names.add(name)
         add = self._calls.add_arguments
-        if is_text(self._parameters, name):
+        if is_plain:
             add(f'{head}"')
             is_whole = yield from self._pass(
                 lambda text: add(json.dumps(text, ensure_ascii=False)[1:-1])

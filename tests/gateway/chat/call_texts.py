@@ -2,6 +2,8 @@
 
 from gateway.chat.families import deepseek
 
+DSML = f"{deepseek.BAR}DSML{deepseek.BAR}"
+
 
 def qwen(name: str, **values: str) -> str:
     parts = "".join(f"<parameter={key}>\n{text}\n</parameter>\n" for key, text in values.items())
@@ -58,6 +60,17 @@ def deepseek_v3(*calls: tuple[str, str]) -> str:
         for name, text in calls
     )
     return f"{token('tool calls begin')}{parts}{token('tool calls end')}"
+
+
+def dsml(block: str, *calls: tuple[str, dict[str, tuple[str, str]]]) -> str:
+    parts = ""
+    for name, values in calls:
+        inner = "".join(
+            f'<{DSML}parameter name="{key}" string="{kind}">{text}</{DSML}parameter>\n'
+            for key, (kind, text) in values.items()
+        )
+        parts += f'<{DSML}invoke name="{name}">\n{inner}</{DSML}invoke>\n'
+    return f"<{DSML}{block}>\n{parts}</{DSML}{block}>"
 
 
 def lfm2(*calls: str) -> str:

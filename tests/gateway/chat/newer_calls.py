@@ -4,7 +4,9 @@ from typing import Any
 
 from gateway.chat.formats import (
     DEEPSEEK_V3,
+    DEEPSEEK_V4,
     DEEPSEEK_V31,
+    DEEPSEEK_V32,
     GEMMA4,
     LFM2,
     MINIMAX_M2,
@@ -14,6 +16,7 @@ from gateway.chat.tool_format import ToolCallFormat
 from tests.gateway.chat.call_texts import (
     deepseek_v3,
     deepseek_v31,
+    dsml,
     gemma4,
     lfm2,
     minimax,
@@ -34,6 +37,10 @@ LITERALS = r"""f(city='it\'s', days=3, tags=["a", {'b': 1}], hot=True, note=None
 LITERAL_OBJECT = {"city": "it's", "days": 3, "tags": ["a", {"b": 1}], "hot": True, "note": None}
 APOSTROPHE = """f(city='it's "é"\n', any=-007.50e1)"""
 MARKER = """f(city="a ] <|tool_call_end|> )", any={'k': [], "l": {}},)"""
+# Each argument says itself whether it is a text; what is none follows the schema.
+FLAGGED = {"city": ("true", TEXT), "any": ("true", "3"), "days": ("false", "3")}
+FLAGGED |= {"tags": ("false", '["</x>", {}]'), "more": ("false", "[1")}
+FLAGGED_OBJECT = {"city": TEXT, "any": "3", "days": 3, "tags": ["</x>", {}], "more": "[1"}
 BRACES = 'a } , <tool_call|> "'
 BARE = f"f{{city:{quoted(BRACES)},days:3,tags:[{quoted('a')},{{b:1}}],hot:true,note:null}}"
 
@@ -71,6 +78,14 @@ NEWER_CALLS: list[tuple[ToolCallFormat, str, str | None, str, list[tuple[str, An
         "",
         [("f", {"a": "```"}), G],
     ),
+    (
+        DEEPSEEK_V32,
+        f"Look.\n\n{dsml('function_calls', ('f', FLAGGED), ('g', {}))}",
+        None,
+        "Look.",
+        [("f", FLAGGED_OBJECT), G],
+    ),
+    (DEEPSEEK_V4, dsml("tool_calls", ("f", FLAGGED)), None, "", [("f", FLAGGED_OBJECT)]),
     (DEEPSEEK_V3, deepseek_v31(("g", "{}")).removesuffix(token("tool calls end")), None, "", [G]),
     (LFM2, "Look. " + lfm2(LITERALS, "g()"), None, "Look.", [("f", LITERAL_OBJECT), G]),
     (LFM2, lfm2(APOSTROPHE), None, "", [("f", {"city": 'it\'s "é"\n', "any": -75.0})]),
@@ -116,6 +131,9 @@ NEWER_TEXTS = [
     (SEED_OSS, "<seed:tool_call>\n<function=unknown></function></seed:tool_call>"),
     (DEEPSEEK_V31, deepseek_v31(("unknown", "{}"))),
     (DEEPSEEK_V31, deepseek_v31(("f", "a=1"))),
+    (DEEPSEEK_V32, dsml("tool_calls", ("unknown", {}))),
+    (DEEPSEEK_V32, dsml("function_calls", ("unknown", {"a": ("true", "1")}))),
+    (DEEPSEEK_V4, dsml("tool_calls").replace("invoke", "f")),
     (DEEPSEEK_V3, token("tool calls begin") + "f"),
     (DEEPSEEK_V3, f"{token('tool calls begin')}{token('tool call begin')}{'f' * 300}"),
     *((LFM2, lfm2(text)) for text in NO_CALLS_OF_LFM2),

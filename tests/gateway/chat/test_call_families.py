@@ -14,7 +14,9 @@ from gateway.chat.conversation import Conversation, Message, Tool
 from gateway.chat.families import harmony
 from gateway.chat.formats import (
     DEEPSEEK_V3,
+    DEEPSEEK_V4,
     DEEPSEEK_V31,
+    DEEPSEEK_V32,
     FORMATS,
     GEMMA4,
     GLM,
@@ -30,6 +32,7 @@ from gateway.chat.parts import CallArguments, CallStart, Content, Part, Reasonin
 from gateway.chat.template import ChatTemplate
 from gateway.chat.tool_format import ToolCallFormat
 from tests.gateway.chat.call_texts import (
+    DSML,
     deepseek_v3,
     deepseek_v31,
     gemma4,
@@ -62,7 +65,7 @@ CHAT = Conversation((Message("user", "Hi"),), (Tool("f", None, SCHEMA), Tool("g"
 HOSTILE = 'a "b" \\ </paramete </arg_valu\n\n é😀 <tool_call>'
 G: Any = ("g", {})
 FAMILIES = [QWEN3_CODER, GLM, KIMI, HARMONY, MINIMAX_M2, SEED_OSS, DEEPSEEK_V3, DEEPSEEK_V31]
-FAMILIES += [LFM2, GEMMA4]
+FAMILIES += [DEEPSEEK_V32, DEEPSEEK_V4, LFM2, GEMMA4]
 TYPED = {"city": HOSTILE, "days": "3", "tags": '["a", {"b": 1}]', "hot": "True", "note": "null"}
 OBJECT = {"city": HOSTILE, "days": 3, "tags": ["a", {"b": 1}], "hot": True, "note": None}
 ODD = {"days": "three", "kind": "x", "any": "[1", "more": "5"}
@@ -206,6 +209,9 @@ TAGS = [
     *("<|tool_call_end|>", "days=", "days:", "'", '"', "\\", "[", "]", ",", "{", "}", ":"),
     *("<|tool_call>", "call:f{", "<tool_call|>", '<|"|>'),
 ]
+TAGS += [f"<{DSML}function_calls>", f"<{DSML}tool_calls>", f'<{DSML}invoke name="f">']
+TAGS += [f'<{DSML}parameter name="days" string="false">', f"</{DSML}parameter>"]
+TAGS += [f'<{DSML}parameter name="city" string="true">', f"</{DSML}invoke>", DSML]
 TAGS += ["<tool_call>", "</tool_call>", "<function=f>", "</function>", "<parameter=days>"]
 KEYS = ["</parameter>", "<arg_key>days</arg_key>", "<arg_value>", "</arg_value>", "f\n"]
 WORDS = ["analysis", "final", "commentary", " to=functions.f", "assistant", "<", "|", ">", "\n"]
@@ -249,6 +255,8 @@ TEMPLATES = {
     "seed_oss": "{{ tools }}<seed:tool_call><function=f><parameter=a>",
     "deepseek_v31": "{{ tools }}" + deepseek_v31(("f", "")),
     "deepseek_v3": "{{ tools }}" + deepseek_v3(("f", "")),
+    "deepseek_v32": "{{ tools }}{% set token = '" + DSML + "' %}<{{ token }}function_calls>",
+    "deepseek_v4": "{{ tools }}{% set token = '" + DSML + "' %}<{{ token }}tool_calls>",
     "lfm2": "{{ tools }}<|tool_call_start|>[<|tool_call_end|>",
     "gemma4": "{{ tools }}<|tool_call>call:<tool_call|>",
     "harmony": "{{ tools }}<|start|>assistant<|channel|>final<|message|>",

@@ -13,7 +13,9 @@ from gateway.chat.conversation import Conversation, Message, Tool
 from gateway.chat.formats import (
     ALL_FORMATS,
     DEEPSEEK_V3,
+    DEEPSEEK_V4,
     DEEPSEEK_V31,
+    DEEPSEEK_V32,
     GEMMA4,
     GLM,
     HARMONY,
@@ -33,6 +35,7 @@ from gateway.structure.thinking import ThoughtFirst
 from tests.gateway.chat.call_texts import (
     deepseek_v3,
     deepseek_v31,
+    dsml,
     gemma4,
     glm,
     kimi,
@@ -60,6 +63,8 @@ CALLED = [
     (KIMI, kimi(("f", '{"a": 1}'))),
     (DEEPSEEK_V3, deepseek_v3(("f", '{"a": 1}'))),
     (DEEPSEEK_V31, deepseek_v31(("f", '{"a": 1}'))),
+    (DEEPSEEK_V32, dsml("function_calls", ("f", {"a": ("false", "1")}))),
+    (DEEPSEEK_V4, dsml("tool_calls", ("f", {"a": ("false", "1")}))),
     (MINIMAX_M2, minimax(("f", {"a": "1"}))),
     (SEED_OSS, seed("f", a="1")),
     (LFM2, lfm2("f(a=1)")),

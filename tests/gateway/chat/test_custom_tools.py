@@ -18,6 +18,7 @@ from gateway.http.response_tools.input_text import InputText, to_arguments
 from tests.gateway.chat.call_texts import (
     deepseek_v3,
     deepseek_v31,
+    dsml,
     gemma4,
     glm,
     kimi,
@@ -99,6 +100,8 @@ FAMILIES = {
     "seed_oss": seed("run", input=HOSTILE),
     "deepseek_v3": deepseek_v3(("run", to_arguments(HOSTILE))),
     "deepseek_v31": deepseek_v31(("run", to_arguments(HOSTILE))),
+    "deepseek_v32": dsml("function_calls", ("run", {"input": ("true", HOSTILE)})),
+    "deepseek_v4": dsml("tool_calls", ("run", {"input": ("true", HOSTILE)})),
     "lfm2": lfm2(f"run(input={HOSTILE!r})"),
     "gemma4": gemma4(f"run{{input:{quoted(HOSTILE)}}}"),
     "kimi": kimi(("run", to_arguments(HOSTILE))),

@@ -190,7 +190,7 @@ def test_calls_of_one_section_are_one_call_where_they_are_not_parallel() -> None
         assert accepts(name, text) and not accepts(name, text, chat=one)
 
 
-@pytest.mark.parametrize("name", ["lfm2", "gemma4"])
+@pytest.mark.parametrize("name", ["lfm2", "gemma4", "deepseek_v32", "deepseek_v4"])
 def test_calls_that_no_grammar_can_hold_are_refused(name: str) -> None:
     chat_format = setting(name, True).chat_format
     for form, field in ((None, "tools"), (FORM, "response_format")):
