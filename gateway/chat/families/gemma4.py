@@ -8,16 +8,18 @@ whole. Reasoning is <|channel>thought, a line break, the thoughts and <channel|>
 import re
 
 from gateway.chat.calls import Calls
-from gateway.chat.families.literals import Language, NamedValues
+from gateway.chat.families.literals import Language, NamedValues, Quote
 from gateway.chat.reasoning_format import ReasoningFormat
 from gateway.chat.source import Source, Steps
 from gateway.chat.tool_format import ToolCallFormat
+from gateway.structure.families.literal_calls import LiteralCalls
 
 OPEN, CLOSE, QUOTE = "<|tool_call>", "<tool_call|>", '<|"|>'
 MAX_HEAD_CHARACTERS = 256
 _HEAD = re.compile(r"\s*call:\s*([\w.-]+)\s*\{")
 MEMBERS = NamedValues("}", ":", has_bare_names=True)
-LANGUAGE = Language(quotes=(QUOTE,), has_escapes=False, objects=MEMBERS)
+# Nothing is escaped in a text; JSON's texts are read, too.
+LANGUAGE = Language((Quote(QUOTE, has_escapes=False), Quote('"')), objects=MEMBERS)
 
 
 def parse_gemma4(source: Source, calls: Calls) -> Steps[None]:
@@ -67,6 +69,17 @@ GEMMA4 = ToolCallFormat(
     parse_gemma4,
     lambda template: OPEN in template and CLOSE in template,
     shown_tokens=(OPEN, CLOSE, QUOTE),
+    writing=LiteralCalls(
+        OPEN,
+        CLOSE,
+        name_start="call:",
+        name_end="{",
+        call_end="}",
+        separator=":",
+        comma=",",
+        quote=QUOTE,
+        no_text="",
+    ),
     openings=(OPEN,),
     is_call=_is_call,
 )

@@ -7,16 +7,17 @@ it for a list of JSON objects there. A call is passed on once it has come as a w
 import re
 
 from gateway.chat.calls import Calls, is_json_call, read_list
-from gateway.chat.families.literals import Language, NamedValues
+from gateway.chat.families.literals import Language, NamedValues, Quote
 from gateway.chat.source import Source, Steps
 from gateway.chat.tool_format import ToolCallFormat
+from gateway.structure.families.literal_calls import LiteralCalls
 
 OPEN, CLOSE = "<|tool_call_start|>", "<|tool_call_end|>"
 MAX_HEAD_CHARACTERS = 256
 _HEAD = re.compile(r"([\w.-]+)\s*\(")
 _HEAD_CHARACTERS = re.compile(r"[\w.-]*\s*")
 LANGUAGE = Language(
-    quotes=("'", '"'), has_escapes=True, objects=NamedValues("}", ":", has_bare_names=False)
+    quotes=(Quote("'"), Quote('"')), objects=NamedValues("}", ":", has_bare_names=False)
 )
 ARGUMENTS = NamedValues(")", "=", has_bare_names=True)
 
@@ -97,6 +98,18 @@ LFM2 = ToolCallFormat(
     parse_lfm2,
     lambda template: OPEN in template,
     shown_tokens=(OPEN, CLOSE),
+    writing=LiteralCalls(
+        OPEN,
+        CLOSE,
+        name_start="",
+        name_end="(",
+        call_end=")",
+        separator="=",
+        comma=", ",
+        quote="'",
+        no_text="\\",
+        brackets=("[", "]"),
+    ),
     openings=(OPEN,),
     is_call=_is_call,
 )

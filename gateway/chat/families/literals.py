@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from gateway.chat.source import Source, Steps, beginning
 from gateway.text.unicode import to_json
 
-MAX_DEPTH = 64
-MAX_WORD_CHARACTERS = 256  # of a name, a number or a constant
+MAX_DEPTH = 128
+MAX_WORD_CHARACTERS = 4096  # of a name, a number or a constant
 Read = tuple[str, int]  # the JSON of a value, and the offset after it
 
 _CONSTANTS = {
@@ -54,21 +54,28 @@ class NamedValues:
 
 
 @dataclass(frozen=True, slots=True)
+class Quote:
+    """What begins and ends a text."""
+
+    mark: str
+    # Backslashes mean what they do in Python, and a mark ends a text only where a text may end:
+    # models write apostrophes in it.
+    has_escapes: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class Language:
     """How values are written."""
 
-    quotes: tuple[str, ...]  # each begins and ends a text
-    # Backslashes mean what they do in Python, and a quote ends a text only where a text may end:
-    # models write apostrophes in it.
-    has_escapes: bool
+    quotes: tuple[Quote, ...]
     objects: NamedValues
 
     def value(self, source: Source, at: int, depth: int = 0) -> Steps[Read | None]:
         """Reads a value at an offset; space may precede it."""
         at = yield from source.skip_space(at)
         for quote in self.quotes:
-            if (yield from source.starts_with(quote, at)):
-                text = yield from self._text(source, at + len(quote), quote)
+            if (yield from source.starts_with(quote.mark, at)):
+                text = yield from _text(source, at + len(quote.mark), quote)
                 return None if text is None else (to_json(text[0]), text[1])
         if at >= len(source.text) or depth > MAX_DEPTH:
             return None
@@ -82,21 +89,24 @@ class Language:
     def members(
         self, source: Source, at: int, form: NamedValues, depth: int = 0
     ) -> Steps[Read | None]:
-        """Reads names and values up to what closes them, as an object; the first of a name counts.
+        """Reads names and values up to what closes them, as an object.
 
-        The offset is that after what opens them.
+        The offset is that after what opens them. Of arguments, which have depth 0, the first of a
+        name counts.
         """
-        found: dict[str, str] = {}
+        names: set[str] = set()
+        found: list[str] = []
         while True:
             at = yield from source.skip_space(at)
             if (yield from source.starts_with(form.closing, at)):
-                inner = ", ".join(f"{to_json(name)}: {value}" for name, value in found.items())
-                return f"{{{inner}}}", at + len(form.closing)
+                return f"{{{', '.join(found)}}}", at + len(form.closing)
             name = yield from self._name(source, at, form)
             value = None if name is None else (yield from self.value(source, name[1], depth))
             if name is None or value is None:
                 return None
-            found.setdefault(name[0], value[0])
+            if depth or name[0] not in names:
+                found.append(f"{to_json(name[0])}: {value[0]}")
+            names.add(name[0])
             after = yield from self._next(source, value[1], form.closing)
             if after is None:
                 return None
@@ -127,8 +137,8 @@ class Language:
     def _name(self, source: Source, at: int, form: NamedValues) -> Steps[tuple[str, int] | None]:
         """A name, and the offset after its separator."""
         for quote in self.quotes:
-            if (yield from source.starts_with(quote, at)):
-                text = yield from self._text(source, at + len(quote), quote)
+            if (yield from source.starts_with(quote.mark, at)):
+                text = yield from _text(source, at + len(quote.mark), quote)
                 if text is None:
                     return None
                 end = yield from source.skip_space(text[1])
@@ -143,24 +153,25 @@ class Language:
         is_name = bool(name) and not set(name) & {*",[](){}<>\"'="}
         return (name, word_end + len(form.separator)) if is_name else None
 
-    def _text(self, source: Source, at: int, quote: str) -> Steps[tuple[str, int] | None]:
-        """A text whose opening quote ends at an offset, and the offset after its end."""
-        end = at
-        while True:
-            found = source.text.find(quote, end)
-            if found < 0:
-                end = max(end, len(source.text) - beginning(source.text, quote))
-                if not (yield from source.more()):
-                    return None
-                continue
-            end = found + len(quote)
-            if not self.has_escapes:
-                return source.text[at:found], end
-            if _is_escaped(source.text, at, found):
-                continue
-            after = yield from source.skip_space(end)
-            if after >= len(source.text) or source.text[after] in _AFTER_TEXT:
-                return _ESCAPE.sub(_unescaped, source.text[at:found]), end
+
+def _text(source: Source, at: int, quote: Quote) -> Steps[tuple[str, int] | None]:
+    """A text whose opening quote ends at an offset, and the offset after its end."""
+    end = at
+    while True:
+        found = source.text.find(quote.mark, end)
+        if found < 0:
+            end = max(end, len(source.text) - beginning(source.text, quote.mark))
+            if not (yield from source.more()):
+                return None
+            continue
+        end = found + len(quote.mark)
+        if not quote.has_escapes:
+            return source.text[at:found], end
+        if _is_escaped(source.text, at, found):
+            continue
+        after = yield from source.skip_space(end)
+        if after >= len(source.text) or source.text[after] in _AFTER_TEXT:
+            return _ESCAPE.sub(_unescaped, source.text[at:found]), end
 
 
 def _is_escaped(text: str, start: int, at: int) -> bool:

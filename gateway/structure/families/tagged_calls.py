@@ -83,7 +83,7 @@ class _Arguments:
 
     def _properties(self, given: Mapping[str, Any], schema: JsonSchema) -> Iterator[str]:
         """What matches each argument that the schema lists."""
-        _check_object(given, schema.place)
+        check_object(given, schema.place)
         properties, required = given.get("properties", {}), given.get("required", [])
         shared = {key: given[key] for key in DEFINITIONS if key in given}
         for name in dict.fromkeys([*properties, *required]):
@@ -160,7 +160,7 @@ class _Arguments:
         return f"({name.lower()} GAP?)*"
 
 
-def _check_object(schema: Mapping[str, Any], place: str) -> None:
+def check_object(schema: Mapping[str, Any], place: str) -> None:
     """Raises RequestError for what cannot be told argument by argument."""
     for keyword, value in schema.items():
         if keyword in NOTES or keyword in DEFINITIONS or is_vendor(keyword):

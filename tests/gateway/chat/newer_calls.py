@@ -112,6 +112,13 @@ NEWER_CALLS: list[tuple[ToolCallFormat, str, str | None, str, list[tuple[str, An
         "",
         [G, ("f", {"a b": 1.5, "c": {}})],
     ),
+    (
+        GEMMA4,
+        gemma4(r'f{"a": "é\"\u00e9", b:[{"c": "d"}]}'),
+        None,
+        "",
+        [("f", {"a": 'é"é', "b": [{"c": "d"}]})],
+    ),
     (GEMMA4, gemma4("g{}").removesuffix("<tool_call|>"), None, "", [G]),
 ]
 NO_CALLS_OF_LFM2 = ("", "unknown(a=1)", "f(1)", "f(a=b)", "f(a=1", "f(a='x)", "f(=1)", "f(a=1 2)")
@@ -137,11 +144,14 @@ NEWER_TEXTS = [
     (DEEPSEEK_V3, token("tool calls begin") + "f"),
     (DEEPSEEK_V3, f"{token('tool calls begin')}{token('tool call begin')}{'f' * 300}"),
     *((LFM2, lfm2(text)) for text in NO_CALLS_OF_LFM2),
-    *((LFM2, lfm2(f"f(a={text})")) for text in ("[" * 99, "1e", "{1: 2}", "[1 2]", "x" * 300)),
+    *((LFM2, lfm2(f"f(a={text})")) for text in ("[" * 999, "1e", "{1: 2}", "[1 2]", "x" * 5000)),
     (LFM2, "<|tool_call_start|>f(a=1)<|tool_call_end|>"),
     (LFM2, "<|tool_call_start|>[" + "f" * 300 + "("),
     *((GEMMA4, gemma4(text)) for text in NO_CALLS_OF_GEMMA4),
-    *((GEMMA4, gemma4(f"f{{{text}}}")) for text in ('"a":1', "a:1,b", "a:[1 2]", "a" * 300 + ":1")),
+    *(
+        (GEMMA4, gemma4(f"f{{{text}}}"))
+        for text in ("'a':1", "a:1,b", "a:[1 2]", "a" * 5000 + ":1")
+    ),
     (GEMMA4, "<|tool_call>f{}<tool_call|>"),
     (GEMMA4, f"<|tool_call>call:{'f' * 300}{{}}"),
 ]

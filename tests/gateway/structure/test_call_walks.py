@@ -35,6 +35,7 @@ NUM_SCHEMAS = 200 if os.environ.get("PAGEWIRE_ALL_SCHEMAS") else 20
 FORM = {"type": "object", "properties": {"answer": {"type": "integer"}}, "required": ["answer"]}
 MARKERS = ["<|python_tag|>", "[TOOL_CALLS]", "[ARGS]"]
 MARKERS += [*glm.TOKENS, *kimi.TOKENS, *harmony.TOKENS, *deepseek.TOKENS]
+MARKERS += [*formats.LFM2.shown_tokens, *formats.GEMMA4.shown_tokens]
 MARKERS += [*formats.MINIMAX_M2.shown_tokens, *formats.SEED_OSS.shown_tokens]
 HELD = [name for name, form in formats.FORMATS.items() if form.writing is not None]
 NAMES = ("lookup", "look", 'say "é"')
