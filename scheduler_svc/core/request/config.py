@@ -53,6 +53,8 @@ class SchedulerConfig:
     )
     enable_prefix_caching: bool = True
     sliding_window: int = 0  # tokens that each token attends to, itself included; 0: all
+    # Sequences have states in slots that no block holds: each is computed from its first token.
+    has_states: bool = False
     preemption: Preemption = Preemption.RECOMPUTE
     num_host_blocks: int = 0  # blocks in host memory for swapped sequences
     # Of the hashes of cached blocks: the KV cache's type, where that is not the model's own.

@@ -27,6 +27,8 @@ class Reuse:
         Returns None while another sequence of the fork group computes the same prompt: blocks of
         sequences in `entered`, admitted to this very step, can be copied only in the next.
         """
+        if self._config.has_states:
+            return Start()
         start = self.cached(sequence)
         swapped = self._state.host.find(sequence)
         if swapped is not None:
