@@ -93,10 +93,15 @@ def _is_call(source: Source, at: int, opening: str, names: frozenset[str]) -> St
     return (yield from is_json_call(source, at, opening, names))
 
 
+def _is_in(template: str) -> bool:
+    # The first templates write tools and results, and leave out calls.
+    return OPEN in template or "<|tool_list_start|>" in template
+
+
 LFM2 = ToolCallFormat(
     "lfm2",
     parse_lfm2,
-    lambda template: OPEN in template,
+    _is_in,
     shown_tokens=(OPEN, CLOSE),
     writing=LiteralCalls(
         OPEN,

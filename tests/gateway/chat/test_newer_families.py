@@ -176,6 +176,12 @@ def test_an_earlier_call_is_rendered_in_the_templates_own_form_and_read_again(na
     assert (made.name, json.loads(made.arguments)) == ("f", ARGUMENTS)
 
 
+def test_the_first_templates_of_lfm2_are_known_by_their_list_of_tools() -> None:
+    template = ChatTemplate("<|tool_list_start|>{{ tools | tojson }}<|tool_list_end|>", {})
+    chosen = choose(template, AUTO, AUTO)
+    assert chosen.tool_calls is formats.LFM2 and not chosen.tells_in_words
+
+
 def test_the_effort_reaches_the_switch_of_deepseek() -> None:
     source = "{% if thinking is not defined %}{% set thinking = false %}{% endif %}{{ thinking }}"
     for effort, text in (("high", "True"), ("none", "False")):
