@@ -26,6 +26,7 @@ from gateway.text.detokenizer import (
 from gateway.tokens.text_contents import TextContents
 from gateway.tokens.turns import DEFAULT_LIMITS, TextLimits, TextTurns
 from pagewire.gguf.files import file_in, read_file
+from pagewire.ranks.byte_pairs import BadRanks
 
 # Below this a thread costs more than the tokenization.
 INLINE_BYTES = 4096
@@ -70,13 +71,17 @@ class Tokenizer:
     def from_folder(cls, folder: Path, chat_template: Path | None = None) -> "Tokenizer":
         """Reads tokenizer.json, tokenizer_config.json and chat_template.jinja, or a GGUF file.
 
-        A chat template given replaces the model's. Raises TokenizerFolderError, or BadGguf.
+        In place of the first tekken.json or tiktoken.model are read. A chat template given replaces
+        the model's. Raises TokenizerFolderError, or BadGguf.
         """
         path = file_in(folder, "tokenizer.json")
-        definition = read_file(folder, "tokenizer.json")
+        try:
+            definition = read_file(folder, "tokenizer.json")
+            config = _read_config(folder)
+        except BadRanks as error:
+            raise TokenizerFolderError(f"{folder}: {error}") from error
         if definition is None:
             raise TokenizerFolderError(f"{path} does not exist")
-        config = _read_config(folder)
         template = _read_template(folder, config, chat_template)
         try:
             return cls(definition, template)

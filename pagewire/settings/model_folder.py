@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from pagewire.gguf.files import SUFFIX, is_gguf
+from pagewire.ranks import files as ranked
 
 WANTED = "a model is a folder with config.json, tokenizer.json and safetensors, or a GGUF file"
 SAFETENSORS = ".safetensors"
@@ -18,7 +19,8 @@ def problem_with(path: Path, needs: str = "config.json") -> str:
         return _problem_with_file(path, needs)
     if not path.exists():
         return f"there is no folder {path}; {WANTED}"
-    if not (path / needs).is_file():
+    instead = ranked.FILES if needs == ranked.TOKENIZER else ()
+    if not any((path / name).is_file() for name in (needs, *instead)):
         return _problem_with_folder(path, needs)
     return ""
 
