@@ -37,7 +37,7 @@ def shape_of(config: WorkerConfig, folder: Path) -> "ModelSpec | TransformersCon
         shape.check_length(config.max_model_len or shape.max_model_len)
         return shape
     except UnsupportedModel as refusal:
-        if config.model_impl == NATIVE or is_gguf(folder) or not _has_config(folder):
+        if config.model_impl == NATIVE or not _has_config(folder):
             raise
         try:
             found = _by_transformers(config, folder)
@@ -87,13 +87,11 @@ def _by_transformers(config: WorkerConfig, folder: Path) -> "TransformersConfig"
             f"architectures: {names!r} is not one of {', '.join(registry.BUILT_IN)}; transformers "
             "may know it: pip install 'pagewire[transformers]'"
         ) from None
-    if is_gguf(folder):
-        raise UnsupportedModel(f"model_impl: transformers reads folders, {folder} is a GGUF file")
     return library.load(folder, config.ignore_config_keys)
 
 
 def _has_config(folder: Path) -> bool:
-    return (folder / model_config.CONFIG).is_file()
+    return is_gguf(folder) or (folder / model_config.CONFIG).is_file()
 
 
 def _check_options(config: WorkerConfig, kv_dtype: torch.dtype) -> None:

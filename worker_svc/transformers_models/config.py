@@ -21,6 +21,7 @@ from transformers import (
 from transformers.activations import ACT2FN
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+from pagewire.gguf.files import is_gguf
 from worker_svc.models.config import (
     CONFIG,
     GENERATION_CONFIG,
@@ -89,15 +90,15 @@ class TransformersConfig:
 
 
 def load(folder: Path, ignored_keys: Collection[str] = ()) -> TransformersConfig:
-    """The configuration of a Hugging Face folder. Raises UnsupportedModel."""
+    """The configuration of a Hugging Face folder or a GGUF file. Raises UnsupportedModel."""
     raw = read_json(folder, CONFIG)
     if raw is None:
         raise UnsupportedModel(f"{folder / CONFIG} does not exist")
     kind = raw.get("model_type")
-    if kind not in CONFIG_MAPPING:
+    if not isinstance(kind, str) or kind not in CONFIG_MAPPING:
         raise UnsupportedModel(_unknown("this type", raw, CONFIG_MAPPING, kind))
     try:
-        whole = AutoConfig.from_pretrained(folder, local_files_only=True)
+        whole = _whole(folder, kind, raw)
     except Exception as error:  # classes check their fields in ways of their own
         raise UnsupportedModel(f"config.json: {error}") from error
     text = whole.get_text_config(decoder=True)
@@ -122,6 +123,15 @@ def load(folder: Path, ignored_keys: Collection[str] = ()) -> TransformersConfig
             {**raw_text, **raw}, read_json(folder, GENERATION_CONFIG) or {}, vocab_size
         ),
     )
+
+
+def _whole(folder: Path, kind: str, raw: dict[str, Any]) -> PretrainedConfig:
+    read: PretrainedConfig
+    if is_gguf(folder):
+        read = CONFIG_MAPPING[kind].from_dict(raw)
+    else:
+        read = AutoConfig.from_pretrained(folder, local_files_only=True)
+    return read
 
 
 def _unknown(what: str, raw: Mapping[str, Any], known: Iterable[str], given: object) -> str:

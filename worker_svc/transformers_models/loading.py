@@ -14,8 +14,10 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.utils.quantization_config import Mxfp4Config
 
+from pagewire.gguf.files import is_gguf
+from worker_svc.models.stored.gguf import load_gguf
 from worker_svc.models.stored.weight_files import MissingWeight
-from worker_svc.models.weights import UnexpectedWeight, WrongShape, some
+from worker_svc.models.weights import Filling, UnexpectedWeight, WrongShape, some
 from worker_svc.transformers_models import attention
 from worker_svc.transformers_models.config import MXFP4, TransformersConfig
 
@@ -37,9 +39,17 @@ def load(
     device: torch.device,
     ignored_weights: Collection[str] = (),
 ) -> PreTrainedModel:
-    """The model with the weights of a folder's safetensors. Raises WeightError."""
+    """The model with the weights of a folder's safetensors, or of a GGUF file.
+
+    Raises WeightError.
+    """
     started = time.monotonic()
     attention.register()
+    if is_gguf(folder):
+        model = _empty(config, dtype, device)
+        # Biases and tied heads are those of the class: what has no tensor ends the start.
+        load_gguf(folder, Filling(dict(model.named_parameters())), device, keeps_integers=False)
+        return prepared(model)
     options: dict[str, Any] = {}
     if _is_mxfp4(config):
         options["quantization_config"] = Mxfp4Config(dequantize=True)
@@ -53,9 +63,9 @@ def load(
         output_loading_info=True,
         **options,
     )
-    model: PreTrainedModel = loaded[0]
+    model = loaded[0]
     _check(loaded[1], ignored_weights, folder)
-    model.to(device=device)  # type: ignore[call-arg]
+    model.to(device=device)
     log.info(
         "loaded %s of transformers with %d layers in %.1f s",
         type(model).__name__,
@@ -68,6 +78,14 @@ def load(
 def make(config: TransformersConfig, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
     """The model with random weights that follow from their names, made on the device."""
     attention.register()
+    model = _empty(config, dtype, device)
+    for name, parameter in model.named_parameters():
+        _fill(name, parameter)
+    return prepared(model)
+
+
+def _empty(config: TransformersConfig, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
+    """The model with weights of any value."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
@@ -77,9 +95,7 @@ def make(config: TransformersConfig, dtype: torch.dtype, device: torch.device) -
             )
     finally:
         torch.set_default_dtype(before)
-    for name, parameter in model.named_parameters():
-        _fill(name, parameter)
-    return prepared(model)
+    return model.requires_grad_(False)
 
 
 def prepared(model: PreTrainedModel) -> PreTrainedModel:
