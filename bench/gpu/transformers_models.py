@@ -108,8 +108,8 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
-    """The options of a measurement."""
+class Measurement:
+    """What is measured."""
 
     shape: str
     rows: tuple[int, ...]
@@ -120,7 +120,7 @@ class Options:
     bandwidth_tb: float
 
 
-def run(options: Options, told: Results) -> None:
+def run(options: Measurement, told: Results) -> None:
     """Measures a shape: the library's own loop first, whose cache is gone before ours is made."""
     device, dtype = torch.device("cuda"), torch.bfloat16
     with tempfile.TemporaryDirectory(prefix="pagewire-bench-") as name:
@@ -168,7 +168,7 @@ def run(options: Options, told: Results) -> None:
             told.add("transformers_steps", {**given, **values})
 
 
-def _describe(folder: Path, options: Options) -> Path:
+def _describe(folder: Path, options: Measurement) -> Path:
     given = {**SHAPES[options.shape], **_PLAIN}
     if options.layers:
         given["num_hidden_layers"] = options.layers
@@ -192,7 +192,7 @@ def _bytes_read(model: torch.nn.Module, shape: TransformersConfig, rows: int) ->
 
 
 @torch.inference_mode()
-def _generate_s(model: Any, rows: int, options: Options) -> list[float]:
+def _generate_s(model: Any, rows: int, options: Measurement) -> list[float]:
     """Seconds of a token by `generate()`, the prompt's pass taken off."""
     model.set_attn_implementation("sdpa" if model._supports_sdpa else "eager")
     ids = torch.randint(10, 1000, (rows, options.context), device="cuda")
@@ -216,7 +216,7 @@ def _generate_s(model: Any, rows: int, options: Options) -> list[float]:
     return found
 
 
-def _steps_s(runner: ModelRunner, rows: int, options: Options) -> float:
+def _steps_s(runner: ModelRunner, rows: int, options: Measurement) -> float:
     """Seconds of a decode step, two in flight where the runner launches ahead."""
     _enter(runner, rows, options)
     pending = deque([runner.launch(StepInput(step_id=3, same_rows=True))])
@@ -231,7 +231,7 @@ def _steps_s(runner: ModelRunner, rows: int, options: Options) -> float:
     return (time.perf_counter() - began) / options.steps
 
 
-def _enter(runner: ModelRunner, rows: int, options: Options) -> None:
+def _enter(runner: ModelRunner, rows: int, options: Measurement) -> None:
     """Lets the rows enter and computes all but the last of their prompts' tokens, in chunks."""
     size = runner.limits.block_size
     length = options.context + _WARM_STEPS + options.steps + 8
@@ -287,7 +287,7 @@ def main(arguments: Sequence[str]) -> int:
     told = Results(
         values.pop("json"), ["python", "-m", "bench.gpu.transformers_models", *arguments]
     )
-    run(Options(**values | {"rows": tuple(values["rows"])}), told)
+    run(Measurement(**values | {"rows": tuple(values["rows"])}), told)
     return 0
 
 

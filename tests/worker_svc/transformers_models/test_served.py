@@ -121,10 +121,10 @@ async def under_a_scheduler(
         await server.stop(None)
 
 
-async def generate(stub: Any, prompt: list[int]) -> list[int]:
+async def generate(stub: Any, prompt: list[int], num_tokens: int = NUM_TOKENS) -> list[int]:
     request = scheduler_pb2.SchedulerServiceGenerateRequest(
         prompt_token_ids=prompt,
-        sampling=types_pb2.SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS),
+        sampling=types_pb2.SamplingParams(temperature=0.0, max_tokens=num_tokens),
     )
     found: list[int] = []
     async for response in stub.Generate(request):

@@ -1,6 +1,7 @@
 """States by slot: a failed step leaves them as they were, and sequences do not mix."""
 
 import numpy as np
+import pytest
 import torch
 
 from worker_svc.transformers_models.states import RECURRENT, SlotStates, StateKey, StateShape
@@ -63,3 +64,49 @@ def test_padding_has_a_place_of_its_own() -> None:
     assert [read(states, slot) for slot in range(2)] == [[0, 0], [1, 1]]
     states.rollback()
     assert [read(states, slot) for slot in range(2)] == [[0, 0], [1, 1]]
+
+
+NUM_SLOTS, NUM_ACTIONS, PRIME = 5, 40_000, 1009  # with 100,000 states
+
+
+def followed(state: int, token: int) -> int:
+    """A state that depends on all tokens in their order."""
+    return (state * 31 + token + 1) % PRIME
+
+
+def drawn_actions(states: SlotStates, num_actions: int) -> int:
+    """Random steps of random slots, some of which fail; how many states were wrong at the end."""
+    random = np.random.default_rng(7)
+    lengths, expected = [0] * NUM_SLOTS, [0] * NUM_SLOTS
+    num_wrong = 0
+    for _ in range(num_actions):
+        slots = np.flatnonzero(random.random(NUM_SLOTS) < 0.5)
+        if not len(slots):
+            slots = np.array([int(random.integers(NUM_SLOTS))])
+        for slot in slots:
+            if lengths[slot] and random.random() < 0.05:  # the slot's next sequence
+                lengths[slot] = 0
+        tokens = random.integers(1000, size=len(slots)).tolist()
+        is_first = torch.tensor([lengths[slot] == 0 for slot in slots])
+        before = states.read(torch.from_numpy(slots), is_first)[KEY][:, 0].tolist()
+        after = [followed(int(state), token) for state, token in zip(before, tokens, strict=True)]
+        states.write(torch.from_numpy(slots), {KEY: torch.tensor([[s, 0.0] for s in after])})
+        if random.random() < 0.2:
+            states.rollback()
+            continue
+        states.commit(slots)
+        for slot, token in zip(slots, tokens, strict=True):
+            expected[slot] = followed(expected[slot] if lengths[slot] else 0, token)
+            lengths[slot] += 1
+        num_wrong += after != [expected[slot] for slot in slots]
+    return num_wrong
+
+
+def test_random_steps_give_each_sequence_the_state_of_its_own_tokens() -> None:
+    assert drawn_actions(states_of(NUM_SLOTS), NUM_ACTIONS) == 0
+
+
+@pytest.mark.parametrize("method", ["rollback", "commit"])
+def test_a_planted_bug_is_found(monkeypatch: pytest.MonkeyPatch, method: str) -> None:
+    monkeypatch.setattr(SlotStates, method, lambda *_: None)
+    assert drawn_actions(states_of(NUM_SLOTS), 1000) > 0
