@@ -105,6 +105,6 @@ def _check_options(config: WorkerConfig, kv_dtype: torch.dtype) -> None:
             )
     if fp8.is_fp8(kv_dtype):
         raise UnsupportedOption(
-            f"kv_cache_dtype: {config.kv_cache_dtype} is not served for a model that transformers "
-            "computes"
+            "kv_cache_dtype: FP8, asked for by the option or the checkpoint, is not served for a "
+            "model that transformers computes"
         )

@@ -166,7 +166,9 @@ def _load_of_transformers(
     if compiling is not None:
         compiling.stop()
     dtype = resolve_dtype(dtype_name, device, shape.checkpoint_dtype, None)
-    kv_dtype = resolve_kv_dtype(config.kv_cache_dtype, dtype, device)
+    stored = registry.stored_kv_cache_dtype(shape.quantization)
+    asked = config.kv_cache_dtype
+    kv_dtype = resolve_kv_dtype((stored or asked) if asked == "auto" else asked, dtype, device)
     max_model_len = config.max_model_len or shape.max_model_len
     log.info("loading %s as %s on %s by transformers", folder, _name(dtype), device)
     model = implementation.load(config, folder, shape, dtype, kv_dtype, device, max_model_len)

@@ -31,11 +31,12 @@ from worker_svc.models.config import (
 from worker_svc.models.config_keys import INERT, NEUTRAL, tell_ignored
 from worker_svc.models.config_rope import ORIGINAL_LENGTH
 from worker_svc.models.spec import UnsupportedModel
-from worker_svc.quantization.scheme import Quantization
+from worker_svc.quantization import registry
+from worker_svc.quantization.scheme import Quantization, UnsupportedQuantization
 
 log = logging.getLogger(__name__)
 
-MXFP4 = "mxfp4"  # the one quantization that is read, as the numbers that it stands for
+MXFP4 = "mxfp4"  # read by the library, as the numbers that it stands for
 # Rotations whose frequencies depend on the longest position of a call.
 _BY_LENGTH = ("dynamic", "longrope")
 # Keys of a configuration that say how it was written, or what its text is made of.
@@ -105,7 +106,7 @@ def load(folder: Path, ignored_keys: Collection[str] = ()) -> TransformersConfig
     raw_text = raw if text is whole else raw.get("text_config") or {}
     made = _class_of(whole, text, raw)
     _refuse_unknown_keys(raw_text, text, made, ignored_keys)
-    _refuse_values(text, raw)
+    _refuse_values(text)
     if getattr(text, "is_encoder_decoder", False):
         raise UnsupportedModel(f"model_type: {kind!r} has an encoder, which is not served")
     vocab_size = int(text.vocab_size)
@@ -122,7 +123,18 @@ def load(folder: Path, ignored_keys: Collection[str] = ()) -> TransformersConfig
         eos_token_ids=eos_token_ids(
             {**raw_text, **raw}, read_json(folder, GENERATION_CONFIG) or {}, vocab_size
         ),
+        quantization=_quantization(raw, ignored_keys),
     )
+
+
+def _quantization(raw: Mapping[str, Any], ignored: Collection[str]) -> Quantization | None:
+    given = raw.get("quantization_config")
+    if isinstance(given, dict) and given.get("quant_method") == MXFP4:
+        return None  # the library reads it
+    try:
+        return registry.of_checkpoint(given, ignored=ignored)
+    except UnsupportedQuantization as error:
+        raise UnsupportedModel(str(error)) from None
 
 
 def _whole(folder: Path, kind: str, raw: dict[str, Any]) -> PretrainedConfig:
@@ -203,13 +215,8 @@ def _mentions(source: str, key: str) -> bool:
     return re.search(rf"[.\"']{re.escape(key)}\b", source) is not None
 
 
-def _refuse_values(config: PretrainedConfig, raw: Mapping[str, Any]) -> None:
-    """Raises UnsupportedModel for an activation, a quantization or a kind of layer not served."""
-    method = (raw.get("quantization_config") or {}).get("quant_method")
-    if method not in (None, MXFP4):
-        raise UnsupportedModel(
-            f"quantization_config: {method!r} is not served for a model that transformers computes"
-        )
+def _refuse_values(config: PretrainedConfig) -> None:
+    """Raises UnsupportedModel for an activation or a kind of layer that is not served."""
     for name in ("hidden_act", "hidden_activation", "activation_function"):
         value = getattr(config, name, None)
         if value is not None and value not in ACT2FN:

@@ -15,15 +15,20 @@ from transformers import PreTrainedModel
 from transformers.utils.quantization_config import Mxfp4Config
 
 from pagewire.gguf.files import is_gguf
+from worker_svc.models.linear import Linear
 from worker_svc.models.stored.gguf import load_gguf
-from worker_svc.models.stored.weight_files import MissingWeight
-from worker_svc.models.weights import Filling, UnexpectedWeight, WrongShape, some
+from worker_svc.models.stored.left_over import named_by
+from worker_svc.models.stored.quantized import load_quantized
+from worker_svc.models.stored.weight_files import MissingWeight, WeightFiles
+from worker_svc.models.weights import Destination, Filling, UnexpectedWeight, WrongShape, some
+from worker_svc.quantization.scheme import Quantization
 from worker_svc.transformers_models import attention
 from worker_svc.transformers_models.config import MXFP4, TransformersConfig
 
 log = logging.getLogger(__name__)
 
 STANDARD_DEVIATION = 0.02
+HEAD = "lm_head.weight"
 
 # Tensors of parts that are no text model: drafting heads, and encoders of pictures and sounds.
 _OTHER_PARTS = re.compile(
@@ -50,6 +55,8 @@ def load(
         # Biases and tied heads are those of the class: what has no tensor ends the start.
         load_gguf(folder, Filling(dict(model.named_parameters())), device, keeps_integers=False)
         return prepared(model)
+    if config.quantization is not None:
+        return _load_quantized(folder, config, config.quantization, dtype, device, ignored_weights)
     options: dict[str, Any] = {}
     if _is_mxfp4(config):
         options["quantization_config"] = Mxfp4Config(dequantize=True)
@@ -72,6 +79,30 @@ def load(
         config.hf.num_hidden_layers,
         time.monotonic() - started,
     )
+    return prepared(model)
+
+
+def _load_quantized(
+    folder: Path,
+    config: TransformersConfig,
+    quantization: Quantization,
+    dtype: torch.dtype,
+    device: torch.device,
+    ignored_weights: Collection[str],
+) -> PreTrainedModel:
+    """The model of a quantized checkpoint, whose weights become float numbers."""
+    model = _empty(config, dtype, device)
+    destinations: dict[str, Destination] = dict(model.named_parameters())
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear) and f"{name}.weight" in destinations:
+            linear = Linear(module.weight.data)
+            destinations[f"{name}.weight"] = linear.rows(0, linear.shape[0])
+    names = {name for file in WeightFiles(folder).opened() for name in (*file.names, *file.lacking)}
+    ignored = {name for name in names if _OTHER_PARTS.fullmatch(name)}
+    ignored |= named_by(ignored_weights, names)
+    if config.hf.tie_word_embeddings:
+        ignored |= {HEAD}.intersection(names)
+    load_quantized(folder, quantization, destinations, frozenset(ignored), lambda _: None, device)
     return prepared(model)
 
 

@@ -55,7 +55,7 @@ def load(folder: Path, **options: Any) -> startup.LoadedModel:
         ({"max_position_embeddings": 63}, "max_model_len: 64"),
         ({"hidden_act": "gelu_of_mine"}, "gelu_of_mine"),
         ({"auto_map": {"AutoModelForCausalLM": "x.Y"}, "model_type": "mine"}, "mine"),
-        ({"quantization_config": {"quant_method": "awq", "bits": 4}}, "awq"),
+        ({"quantization_config": {"quant_method": "hqq"}}, "hqq"),
         ({"layer_types": ["full_attention", "sideways", "full_attention"]}, "sideways"),
     ],
 )
