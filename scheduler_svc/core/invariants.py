@@ -5,7 +5,7 @@ from collections import Counter
 
 from scheduler_svc.core import Preemption, Scheduler, Sequence, Status
 from scheduler_svc.core.queue.reservations import LEAD_S
-from scheduler_svc.core.request.block_hash import chain
+from scheduler_svc.core.request.block_hash import chain_with
 
 WITHOUT_SLOT = (Status.WAITING, Status.WAITING_FOR_GRAMMAR, Status.PREEMPTED)
 
@@ -125,21 +125,23 @@ def _check_progress(scheduler: Scheduler) -> None:
 
 
 def _check_sharing(scheduler: Scheduler) -> None:
-    """A block in two tables is at the same index of both, full, with the same tokens before it."""
+    """A block in two tables is at the same index of both, full, with the same content before it."""
     state = scheduler.internal_state
-    owner: dict[int, tuple[Sequence, list[int]]] = {}
+    owner: dict[int, tuple[Sequence, list[object]]] = {}
     for sequence in state.running.sequences:
         assert sequence.slot is not None
         size = scheduler.config.block_size
-        token_ids = [sequence.request.cache_salt, *state.table.tokens(sequence.slot).tolist()]
+        request, tokens = sequence.request, state.table.tokens(sequence.slot).tolist()
         for index, block_id in enumerate(state.table.blocks(sequence.slot)):
             if not block_id:
                 continue
-            content = token_ids[: 1 + (index + 1) * size]
+            end = (index + 1) * size
+            pictures = [extra for extra in request.extras if extra.begin < end]
+            content = [request.cache_salt, request.adapter_id, *pictures, *tokens[:end]]
             if block_id in owner:
                 other, same = owner[block_id]
-                assert content == same, f"{sequence.request} and {other.request} share {block_id}"
-                assert len(content) == 1 + (index + 1) * size
+                assert content == same, f"{request} and {other.request} share {block_id}"
+                assert len(tokens) >= end, "a block is shared before it is full"
             owner[block_id] = (sequence, content)
 
 
@@ -166,7 +168,8 @@ def _check_cache(scheduler: Scheduler) -> None:
         # A block that a decode fills is sealed when that decode's token arrives.
         assert (covered - 1) // size <= sealed <= covered // size, "full is findable"
         assert int(table.num_null[slot]) <= sealed, "a block was given back before it was sealed"
-        expected = chain(table.tokens(slot)[: sealed * size], size, sequence.root or None)
+        tokens, extras = table.tokens(slot)[: sealed * size], sequence.request.extras
+        expected = chain_with(extras, 0, tokens, size, sequence.root or None)
         found = [pool.cache.hash_of(b) for b in table.blocks(slot)[:sealed]]
         assert all(h in (e, None) for h, e in zip(found, expected, strict=True))
 

@@ -98,7 +98,7 @@ class Migration:
         sequence.status = Status.PREEMPTED if has_run else Status.WAITING
         sequence.number = state.next_number()
         sequence.num_overtaken = 0
-        sequence.forget_hashes(state.config.hash_namespace)
+        sequence.forget_hashes(state.config.hash_namespace, state.config.weights_version)
         self._live[sequence.request.request_id] = sequence
         self._deadlines.add(sequence)
         state.fork_groups.add(sequence)

@@ -60,5 +60,5 @@ def rescue(
         sequence.status = Status.PREEMPTED if sequence.has_run else Status.WAITING
         sequence.num_awaited = sequence.preparation_id = 0
         sequence.lose_kv()
-        sequence.forget_hashes(state.config.hash_namespace)
+        sequence.forget_hashes(state.config.hash_namespace, state.config.weights_version)
     state.rebuild(staying)

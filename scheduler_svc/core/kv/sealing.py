@@ -20,6 +20,8 @@ def seal(table: SlotTable, cache: PrefixCache, index: Index, covered: NDArray[np
     due = index[rows]
     sealed, num_full = table.num_sealed[due], covered[rows] // table.block_size
     is_next = (num_full == sealed + 1) & (sealed > 0)
+    if table.origin_slots:  # a block with a part of a picture is hashed over more than its tokens
+        is_next &= sealed * table.block_size >= table.extras_end[due]
     num_next = np.count_nonzero(is_next)
     if num_next == len(due):  # nearly every decode step
         _seal_next(table, cache, due, sealed)
@@ -45,7 +47,8 @@ def _seal_next(
     token_ids = table.token_blocks[place]  # [slots, block_size]
     parents = table.last_hash[index]
     hashes = block_hash.extend(parents, token_ids)
-    cache.insert(table.block_table[place], hashes, parents, token_ids)
+    origins = table.origin[index] if table.origin_slots else None
+    cache.insert(table.block_table[place], hashes, parents, token_ids, origins)
     table.last_hash[index] = hashes
     table.num_sealed[index] = sealed + 1
     table.seal_at[index] += table.block_size
@@ -60,7 +63,9 @@ def _seal_until(table: SlotTable, cache: PrefixCache, slot: int, until: int) -> 
     hashes = sequence.extend_hashes(token_ids, size)[:until]
     parents = np.array([sequence.root, *hashes], dtype=np.uint64)[begin:until]
     block_ids = table.block_table[slot, begin:until]
-    cache.insert(block_ids, hashes[begin:], parents, token_ids.reshape(-1, size)[begin:])
+    content, origins = token_ids.reshape(-1, size)[begin:], sequence.origins
+    of_blocks = None if origins is None else origins.of_blocks(begin, until, size)
+    cache.insert(block_ids, hashes[begin:], parents, content, of_blocks)
     table.last_hash[slot] = hashes[-1]
     table.num_sealed[slot] = until
     table.seal_at[slot] = (until + 1) * size

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduler_svc.core.kv.prefix_cache import NULL_BLOCK
+from scheduler_svc.core.kv.prefix_cache import NO_ORIGIN, NULL_BLOCK
 from scheduler_svc.core.request.block_hash import NO_PARENT
+from scheduler_svc.core.request.identity import Digests, Origins
 from scheduler_svc.core.request.request import TokenIds
 from scheduler_svc.core.request.sequence import Sequence, Status
 
@@ -81,6 +82,11 @@ class SlotTable:
         self.client = column()
         self.handle: NDArray[np.uint32] = np.zeros(max_num_seqs, dtype=np.uint32)
         self.last_step: NDArray[np.int64] = np.zeros(max_num_seqs, dtype=np.int64)
+        # Slots of sequences with an origin; that of their blocks after the last picture, which ends
+        # at `extras_end`.
+        self.origin_slots: set[int] = set()
+        self.origin: Digests = np.zeros((max_num_seqs, 2), dtype=np.uint64)
+        self.extras_end = column()
         # Slots of the few sequences that sample nothing or have prompt outputs due.
         self.prompt_output_slots: set[int] = set()
         # Slots with drafts in a step in flight: the columns say the most that it may bring.
@@ -116,6 +122,8 @@ class SlotTable:
         self.is_live[slot] = self.is_prefilling[slot] = True
         if sequence.request.is_prompt_only or sequence.has_prompt_outputs_due:
             self.prompt_output_slots.add(slot)
+        if sequence.origins is not None:
+            self._enter_origin(sequence, slot, sequence.origins)
         sequence.slot = slot
         sequence.status = Status.RUNNING
 
@@ -127,6 +135,18 @@ class SlotTable:
         self.seal_at[slot] = (num_sealed + 1) * self.block_size
         hashes = sequence.block_hashes(self.block_size) if num_sealed else []
         self.last_hash[slot] = hashes[num_sealed - 1] if num_sealed else NO_PARENT
+
+    def _enter_origin(self, sequence: Sequence, slot: int, origins: Origins) -> None:
+        extras = sequence.request.extras
+        self.origin_slots.add(slot)
+        self.origin[slot] = origins.last
+        self.extras_end[slot] = extras[-1].end if extras else 0
+
+    def _forget_origin(self, slot: int) -> None:
+        if slot in self.origin_slots:
+            self.origin_slots.remove(slot)
+            self.origin[slot] = NO_ORIGIN
+            self.extras_end[slot] = 0
 
     def settle(self, slot: int, token_ids: TokenIds) -> int:
         """Appends the tokens that a step with drafts brought; returns where the last of them is.
@@ -164,6 +184,7 @@ class SlotTable:
         self.is_live[slot] = False
         self.prompt_output_slots.discard(slot)
         self.drafting_slots.discard(slot)
+        self._forget_origin(slot)
         return sequence
 
     def clear(self) -> None:
@@ -172,6 +193,9 @@ class SlotTable:
         self.is_live[:] = self.is_prefilling[:] = False
         self.prompt_output_slots.clear()
         self.drafting_slots.clear()
+        self.origin_slots.clear()
+        self.origin[:] = NO_ORIGIN
+        self.extras_end[:] = 0
 
     def are_among(self, slots: NDArray[np.integer], some: Iterable[int]) -> NDArray[np.bool_]:
         """Which of these slots [rows] are among some others."""

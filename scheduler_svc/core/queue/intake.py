@@ -8,12 +8,14 @@ from scheduler_svc.core.queue.fork_groups import ForkGroups
 from scheduler_svc.core.queue.reservations import Reservations
 from scheduler_svc.core.queue.waiting import Load, WaitingQueue
 from scheduler_svc.core.request.config import Policy, SchedulerConfig
+from scheduler_svc.core.request.identity import extras_problem
 from scheduler_svc.core.request.request import RefusalKind, Refused, Request
 from scheduler_svc.core.request.sequence import Sequence
 
 MAX_TENANT_BYTES = 64
 MAX_CACHE_SALT_BYTES = 256
 MAX_FORK_GROUP_BYTES = 256
+MAX_ADAPTER_ID_BYTES = 256
 # Times the queue's limits that a tenant meets with nothing in the queue, under the fair policy: it
 # does not wait for the others' places, and their number stays bounded.
 ROOM_OF_NEWCOMERS = 2
@@ -36,7 +38,14 @@ class Intake:
         max_len = self.check(request, live, num_usable_blocks)
         eos = () if request.ignore_eos else self._config.eos_token_ids
         stop_ids = tuple({*eos, *request.stop_token_ids})
-        return Sequence(request, max_len, stop_ids, namespace=self._config.hash_namespace)
+        config = self._config
+        return Sequence(
+            request,
+            max_len,
+            stop_ids,
+            namespace=config.hash_namespace,
+            weights_version=config.weights_version,
+        )
 
     def misfits(self, live: Iterable[Sequence], num_usable_blocks: int) -> list[str]:
         """Ids of the live requests that so many blocks cannot hold."""
@@ -110,7 +119,9 @@ class Intake:
             return f"cache_salt is longer than {MAX_CACHE_SALT_BYTES} bytes"
         if len(request.fork_group.encode()) > MAX_FORK_GROUP_BYTES:
             return f"fork_group is longer than {MAX_FORK_GROUP_BYTES} bytes"
-        return None
+        if len(request.adapter_id.encode()) > MAX_ADAPTER_ID_BYTES:
+            return f"adapter_id is longer than {MAX_ADAPTER_ID_BYTES} bytes"
+        return extras_problem(request.extras, len(prompt))
 
     def _check_load(self, request: Request) -> None:
         """Raises Refused if a limit of the queue would be exceeded; an empty queue takes any."""

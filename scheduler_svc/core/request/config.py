@@ -57,6 +57,7 @@ class SchedulerConfig:
     num_host_blocks: int = 0  # blocks in host memory for swapped sequences
     # Of the hashes of cached blocks: the KV cache's type, where that is not the model's own.
     hash_namespace: str = ""
+    weights_version: str = ""  # of the worker; blocks of two versions are never shared
     policy: Policy = Policy.FCFS
     priority_ageing_s: float = 60.0  # seconds of waiting that count as one priority level
     tenant_weights: tuple[tuple[str, float], ...] = ()  # of the fair share; 1 for all others

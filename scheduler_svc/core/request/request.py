@@ -10,6 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 TokenIds = NDArray[np.int32]
+MAX_CONTENT_ID = (1 << 128) - 1
+_CONTENT_ID_BYTES = 16
 
 
 class FinishReason(Enum):
@@ -43,6 +45,23 @@ class Refused(Exception):
 
 
 @dataclass(frozen=True, slots=True)
+class Extra:
+    """A picture among the tokens: the positions of its placeholders, and what it shows."""
+
+    begin: int  # position of its first placeholder
+    end: int  # position after its last one
+    content_id: int  # 128 bits that tell its content from all others
+
+    def to_bytes(self) -> bytes:
+        """The fields as bytes, always of the same length."""
+        place = self.begin.to_bytes(8, "little") + self.end.to_bytes(8, "little")
+        return place + self.content_id.to_bytes(_CONTENT_ID_BYTES, "little")
+
+
+Extras = tuple[Extra, ...]  # in order of position; they do not overlap
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """One prompt and how far to continue it.
 
@@ -65,6 +84,8 @@ class Request:
     priority: int = 0  # smaller is more urgent
     tenant: str = ""  # the account for fair share and limits
     cache_salt: str = ""  # cached prefixes are shared only within one salt
+    adapter_id: str = ""  # of the adapter that computes it; empty: the model alone
+    extras: Extras = ()  # the pictures of its prompt
     skip_prefix_cache: bool = False  # neither reads nor fills the prefix cache
     skip_speculation: bool = False  # no tokens are drafted for it
     fork_group: str = ""  # requests of one prompt, which is computed once

@@ -6,7 +6,8 @@ from enum import Enum
 import numpy as np
 
 from scheduler_svc.core.request.blame import Blame
-from scheduler_svc.core.request.block_hash import chain, root_of
+from scheduler_svc.core.request.block_hash import chain, chain_with
+from scheduler_svc.core.request.identity import Root, origins_of
 from scheduler_svc.core.request.request import FinishReason, Request, TokenIds
 from scheduler_svc.core.request.timeline import Phase, Timeline
 
@@ -50,6 +51,7 @@ class Sequence:
         "num_prompt_outputs_delivered",
         "num_prompt_outputs_planned",
         "number",
+        "origins",
         "preparation_id",
         "request",
         "root",
@@ -67,8 +69,9 @@ class Sequence:
         stop_ids: tuple[int, ...],
         number: int = 0,
         namespace: str = "",
+        weights_version: str = "",
     ) -> None:
-        """`namespace` is that of the hashes of its blocks."""
+        """`namespace` and `weights_version` are those of the worker that computes its blocks."""
         self.request = request
         self.number = number  # in order of arrival
         self.status = Status.WAITING
@@ -88,7 +91,6 @@ class Sequence:
         self.num_awaited = 0  # sampled tokens in flight to a preempted sequence
         # Neither reads nor fills the prefix cache.
         self.is_private = request.skip_prefix_cache
-        self.root = root_of(request.cache_salt, namespace)  # parent of its first block
         self.blame: Blame | None = None  # None: no worker was lost during its steps
         if request.num_deaths:
             place = len(self.token_ids)
@@ -99,7 +101,7 @@ class Sequence:
             request.prompt_output_begin
         )
         self.preparation_id = 0  # of its grammar, asked for or ready; 0: none
-        self._hashes: list[int] = []
+        self.forget_hashes(namespace, weights_version)
 
     @property
     def has_run(self) -> bool:
@@ -142,10 +144,13 @@ class Sequence:
         """Resets `is_private`: its KV is lost, and KV computed from now on may be shared again."""
         self.is_private = self.request.skip_prefix_cache
 
-    def forget_hashes(self, namespace: str) -> None:
-        """Drops cached hashes, because block size, namespace or the request's salt change."""
-        self.root = root_of(self.request.cache_salt, namespace)
-        self._hashes = []
+    def forget_hashes(self, namespace: str, weights_version: str = "") -> None:
+        """Begins its hashes anew, for blocks of a worker, or because the request has changed."""
+        request = self.request
+        root = Root(request.cache_salt, namespace, weights_version, request.adapter_id)
+        self.root = root.hash  # parent of its first block
+        self.origins = origins_of(root, request.extras)
+        self._hashes: list[int] = []
 
     def block_hashes(self, block_size: int) -> list[int]:
         """Hashes of the full blocks of `token_ids`, and possibly of more."""
@@ -155,5 +160,9 @@ class Sequence:
         """Hashes of at least the full blocks of `token_ids`, its first tokens; computed once."""
         known = len(self._hashes)
         parent = self._hashes[-1] if known else self.root or None
-        self._hashes += chain(token_ids[known * block_size :], block_size, parent)
+        begin, extras = known * block_size, self.request.extras
+        if extras:
+            self._hashes += chain_with(extras, begin, token_ids[begin:], block_size, parent)
+        else:
+            self._hashes += chain(token_ids[begin:], block_size, parent)
         return self._hashes

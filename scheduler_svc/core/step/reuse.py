@@ -42,12 +42,14 @@ class Reuse:
             return Start()
         token_ids, size = sequence.token_ids, config.block_size
         hashes = sequence.block_hashes(size)[: sequence.num_skippable // size]
-        cache = self._state.pool.cache
+        cache, origins = self._state.pool.cache, None
+        if sequence.origins is not None:
+            origins = sequence.origins.of_blocks(0, len(hashes), size)
         if not config.sliding_window:
-            shared = cache.lookup(hashes, token_ids, sequence.root)
+            shared = cache.lookup(hashes, token_ids, sequence.root, origins)
             return Start(len(shared) * size, shared=shared)
         num_null, shared = cache.lookup_window(
-            hashes, token_ids, sequence.root, config.sliding_window
+            hashes, token_ids, sequence.root, config.sliding_window, origins
         )
         return Start((num_null + len(shared)) * size, num_null, shared)
 

@@ -20,8 +20,7 @@ from scheduler_svc.core import (
     StepPlan,
     StepResult,
 )
-from scheduler_svc.core.request.block_hash import root_of
-from scheduler_svc.core.request.request import TokenIds
+from scheduler_svc.core.request.request import Extra, Extras, TokenIds
 from scheduler_svc.core.step.plan import WorkerDraft
 
 Content = int  # hash of a token and all tokens before it
@@ -31,6 +30,16 @@ _Memory = dict[tuple[int, int], Content]
 def sampled_token(request_id: str, position: int, vocab_size: int) -> int:
     """The token sampled at a position of a request."""
     return zlib.crc32(f"{request_id}/{position}".encode()) % vocab_size
+
+
+def picture_at(extras: Extras, position: int) -> Extra | None:
+    """The picture that a position shows a part of."""
+    return next((extra for extra in extras if extra.begin <= position < extra.end), None)
+
+
+def content_of(before: Content, token_id: int, picture: Extra | None) -> Content:
+    """The content of a position, given that of the one before it."""
+    return hash((before, token_id) if picture is None else (before, token_id, picture))
 
 
 @dataclass
@@ -47,7 +56,9 @@ class _Slot:
         """The content that the KV of a position must have been computed from."""
         while len(self.contents) <= position:
             before = self.contents[-1] if self.contents else self.root
-            self.contents.append(hash((before, self.token_ids[len(self.contents)])))
+            place = len(self.contents)
+            picture = picture_at(self.request.extras, place)
+            self.contents.append(content_of(before, self.token_ids[place], picture))
         return self.contents[position]
 
 
@@ -67,7 +78,8 @@ class FakeWorker:
         self.preparing: dict[int, Preparation] = {}  # grammars asked for, not answered
         self.prepared: dict[int, Preparation] = {}
         self.last_step_id: int | None = None
-        self.roots: dict[int, Content] = {}  # parent of first blocks by its hash
+        # Parent of first blocks by salt and adapter.
+        self.roots: dict[tuple[str, str], Content] = {}
         self._previous_rows: list[int] = []
         self._num_resets = 0
         self._root_of: dict[str, Content] = {}  # request id to the root of its computed KV
@@ -160,8 +172,9 @@ class FakeWorker:
         elif is_swapped_in:
             root = self._root_of[request.request_id]
         else:
-            fresh = hash((request.cache_salt, len(self.roots), self._num_resets))
-            root = self.roots.setdefault(root_of(request.cache_salt), fresh)
+            key = request.cache_salt, request.adapter_id
+            fresh = hash((key, len(self.roots), self._num_resets))
+            root = self.roots.setdefault(key, fresh)
         self._root_of[request.request_id] = root
         return root
 

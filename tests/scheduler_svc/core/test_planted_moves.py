@@ -104,7 +104,7 @@ PLANTED = [
     (_fork_without_holding_what_is_shared, 39),
     (_swap_out_in_another_order, 1),
     (_forget_to_swap_in, 1),
-    (_keep_the_host_over_a_loss, 75),
+    (_keep_the_host_over_a_loss, 15),
     (_slide_too_far, 29),
     (_build_on_what_was_to_be_forgotten, 0),
 ]
