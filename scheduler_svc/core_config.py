@@ -2,7 +2,7 @@
 
 from pagewire.v1 import types_pb2, worker_pb2
 from scheduler_svc.config import ServiceConfig
-from scheduler_svc.core import SchedulerConfig
+from scheduler_svc.core import RequirementKind, SchedulerConfig
 from scheduler_svc.worker.served import WrongWorker
 
 
@@ -28,7 +28,7 @@ def core_config(config: ServiceConfig, worker: worker_pb2.WorkerDescription) -> 
         tenant_weights=config.tenant_weights,
         queue_window=config.queue_window,
         max_overtakes=config.max_overtakes,
-        prepares_grammars=worker.prepares_grammars,
+        prepared_kinds=_prepared_kinds(worker),
         max_waiting_requests=config.max_waiting_requests,
         max_waiting_tokens=config.max_waiting_tokens,
         max_waiting_requests_per_tenant=config.max_waiting_requests_per_tenant,
@@ -42,8 +42,12 @@ def check_successor(before: SchedulerConfig, worker: worker_pb2.WorkerDescriptio
         raise WrongWorker("its block_size or max_num_seqs differs from the worker before it")
     if _namespace(worker) != before.hash_namespace:
         raise WrongWorker(f"its kv_dtype, {worker.kv_dtype}, differs from the worker before it")
-    if before.prepares_grammars and not worker.prepares_grammars:
+    if set(before.prepared_kinds) - set(_prepared_kinds(worker)):
         raise WrongWorker("it does not prepare grammars, unlike the worker before it")
+
+
+def _prepared_kinds(worker: worker_pb2.WorkerDescription) -> tuple[RequirementKind, ...]:
+    return (RequirementKind.GRAMMAR,) if worker.prepares_grammars else ()
 
 
 def _namespace(worker: worker_pb2.WorkerDescription) -> str:

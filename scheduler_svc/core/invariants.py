@@ -7,7 +7,7 @@ from scheduler_svc.core import Preemption, Scheduler, Sequence, Status
 from scheduler_svc.core.queue.reservations import LEAD_S
 from scheduler_svc.core.request.block_hash import chain_with
 
-WITHOUT_SLOT = (Status.WAITING, Status.WAITING_FOR_GRAMMAR, Status.PREEMPTED)
+WITHOUT_SLOT = (Status.WAITING, Status.PREPARING, Status.PREEMPTED)
 
 
 def check_invariants(scheduler: Scheduler) -> None:
@@ -21,7 +21,7 @@ def check_invariants(scheduler: Scheduler) -> None:
     _check_reservations(scheduler)
     _check_host(scheduler)
     _check_fork_groups(scheduler)
-    _check_grammars(scheduler)
+    _check_requirements(scheduler)
 
 
 def _check_sequences(scheduler: Scheduler) -> None:
@@ -213,21 +213,25 @@ def _check_fork_groups(scheduler: Scheduler) -> None:
         assert len(prompts) <= 1, "siblings of different prompts"
 
 
-def _check_grammars(scheduler: Scheduler) -> None:
-    """Who waits for a grammar is in no order; what is ready belongs to one in the queue."""
-    state, grammars = scheduler.internal_state, scheduler.internal_state.grammars
-    held, queued = list(grammars), list(state.waiting.order)
-    assert len(held) == len(grammars) == len(set(map(id, held)))
+def _check_requirements(scheduler: Scheduler) -> None:
+    """A sequence that prepares is in no order; what is ready belongs to one that waits."""
+    state, waits = scheduler.internal_state, scheduler.internal_state.requirements
+    held, queued = list(waits), list(state.waiting.order)
+    assert len(held) == len(waits) == len(set(map(id, held)))
     assert not {id(s) for s in held} & {id(s) for s in queued}, "it waits twice"
+    asked: dict[int, Sequence] = {}
     for sequence in scheduler.live():
-        is_held = sequence.status is Status.WAITING_FOR_GRAMMAR
+        is_held = sequence.status is Status.PREPARING
         assert is_held == (sequence in held)
-        assert not is_held or (scheduler.config.prepares_grammars and sequence.request.has_grammar)
-        known = grammars._asked if is_held else grammars._ready
-        number = sequence.preparation_id
-        assert not number or known[number] is sequence, "a preparation of another sequence"
-        assert not number or sequence.slot is None, "a preparation is used up by the entry"
-    assert len(grammars._asked) + grammars.num_ready <= 2 * scheduler.config.max_num_seqs
-    assert all(s.preparation_id == i for i, s in (grammars._asked | grammars._ready).items())
-    assert not grammars._asked.keys() & grammars._dropped
-    assert not scheduler.internal_state.is_worker_away or not grammars.num_ready
+        assert not is_held or waits.awaited(sequence.request), "it waits for nothing"
+        numbers = sequence.preparations.values()
+        asked.update(dict.fromkeys(numbers, sequence))
+        assert not numbers or sequence.slot is None, "a preparation is used up by the entry"
+        assert not numbers or (*sequence.preparations,) == waits.awaited(sequence.request)
+        num_unanswered = sum(number in waits._unanswered for number in numbers)
+        assert waits._asked.get(sequence, 0) == num_unanswered, "a wrong number of answers"
+        assert (sequence in waits._queued) == (bool(numbers) and not num_unanswered)
+    assert waits._unanswered | waits._ready == asked, "a preparation of another sequence"
+    assert len(waits._asked) + waits.num_ready <= 2 * scheduler.config.max_num_seqs
+    assert not asked.keys() & set(waits._dropped)
+    assert not state.is_worker_away or not waits._ready

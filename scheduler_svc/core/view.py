@@ -96,9 +96,9 @@ class View:
         return self._state.waiting.num_tokens
 
     @property
-    def num_waiting_for_grammar(self) -> int:
-        """Sequences that wait until the worker has prepared their grammar."""
-        return len(self._state.grammars)
+    def num_preparing(self) -> int:
+        """Sequences that wait until the worker has prepared what they require."""
+        return len(self._state.requirements)
 
     @property
     def num_suspects(self) -> int:

@@ -21,6 +21,7 @@ from scheduler_svc.core import (
     EnteringSequence,
     FinishReason,
     Request,
+    Requirement,
     SchedulerConfig,
     Sequence,
     StepOutputs,
@@ -73,12 +74,18 @@ class Mask:
             output_token_ids=output,
             cache_salt=salt.decode(),
             extras=tuple(self._extra(extra) for extra in request.extras),
+            requirements=tuple(self._requirement(one) for one in request.requirements),
         )
 
     def _extra(self, extra: Extra) -> Extra:
         """The picture with a content id that tells equal ones apart from others, and no more."""
         hidden = blake2b(extra.to_bytes(), key=self._key, digest_size=16).digest()
         return replace(extra, content_id=int.from_bytes(hidden, "little"))
+
+    def _requirement(self, one: Requirement) -> Requirement:
+        """The requirement under a key that tells equal ones apart from others, and no more."""
+        hidden = blake2b(one.key.encode(), key=self._key, digest_size=8).hexdigest()
+        return replace(one, key=hidden) if one.key else one
 
     def sequence(self, sequence: Sequence) -> Sequence:
         """Replaces the tokens of a migrated sequence; changes the copy given."""

@@ -75,7 +75,7 @@ class Migration:
     def _let_go(self, sequence: Sequence) -> None:
         state = self._state
         del self._live[sequence.request.request_id]
-        state.grammars.discard(sequence)
+        state.requirements.discard(sequence)
         state.fork_groups.remove(sequence)
         state.suspects.discard(sequence)
         state.host.release(sequence)
@@ -87,6 +87,7 @@ class Migration:
         most = config.max_model_len + sequence.request.is_prompt_only
         num_blocks = blocks_needed(config, sequence.max_len)
         fits = sequence.max_len <= most and num_blocks <= self._state.pool.num_usable
+        fits = fits and config.requirements_problem(sequence.request.requirements) is None
         return fits and sequence.request.request_id not in self._live
 
     def migrate_in(self, sequence: Sequence) -> None:

@@ -4,6 +4,8 @@ import math
 from dataclasses import dataclass
 from enum import Enum
 
+from scheduler_svc.core.request.requirement import RequirementKind, Requirements
+
 
 class Policy(Enum):
     """The order in which waiting sequences are admitted."""
@@ -63,8 +65,8 @@ class SchedulerConfig:
     tenant_weights: tuple[tuple[str, float], ...] = ()  # of the fair share; 1 for all others
     queue_window: int = 4  # requests tried after a waiting one that has no room
     max_overtakes: int = 16  # times that one request may be overtaken this way
-    # Whether the worker prepares grammars apart from its steps; if not, it reads each in a step.
-    prepares_grammars: bool = False
+    # What the worker prepares apart from its steps. Without grammars it reads each in a step.
+    prepared_kinds: tuple[RequirementKind, ...] = ()
     # Limits of the queue; a request that would exceed one is refused. 0: no limit.
     max_waiting_requests: int = 0
     max_waiting_tokens: int = 0
@@ -98,6 +100,15 @@ class SchedulerConfig:
         for tenant, weight in self.tenant_weights:
             if not 0 < weight < math.inf:
                 raise ValueError(f"the weight of tenant {tenant!r} is {weight}, must be positive")
+
+    def requirements_problem(self, requirements: Requirements) -> str | None:
+        """Why the worker cannot serve a request with these; None when it can."""
+        if len(set(requirements)) < len(requirements):
+            return "requirements: two are equal"
+        # A grammar that is not prepared is read in a step.
+        kinds = (RequirementKind.GRAMMAR, *self.prepared_kinds)
+        lacking = [one.kind.value for one in requirements if one.kind not in kinds]
+        return f"requirements: the worker prepares no {lacking[0]}" if lacking else None
 
     @property
     def num_usable_blocks(self) -> int:

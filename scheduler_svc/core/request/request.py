@@ -9,6 +9,8 @@ from enum import Enum
 import numpy as np
 from numpy.typing import NDArray
 
+from scheduler_svc.core.request.requirement import GRAMMAR, Requirements
+
 TokenIds = NDArray[np.int32]
 MAX_CONTENT_ID = (1 << 128) - 1
 _CONTENT_ID_BYTES = 16
@@ -95,13 +97,13 @@ class Request:
     # Output generated before, after which this request continues. None: it is new.
     output_token_ids: TokenIds | None = None
     resumed_by_client: bool = False  # by the client's word; maybe never accepted
-    has_grammar: bool = False  # which the worker prepares before the request may enter a slot
+    requirements: Requirements = ()  # which the worker prepares before it may enter a slot
     num_deaths: int = 0  # of other processes, while it ran there; it begins as a suspect
 
     @property
     def takes_drafts(self) -> bool:
         """Whether tokens may be drafted for it: the masks of a grammar follow tokens one by one."""
-        return not (self.has_grammar or self.skip_speculation)
+        return not (self.skip_speculation or GRAMMAR in self.requirements)
 
     @property
     def num_tokens(self) -> int:

@@ -1,5 +1,6 @@
 """A sequence: the state of a request that survives the loss of its slot, blocks and worker."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
@@ -9,14 +10,17 @@ from scheduler_svc.core.request.blame import Blame
 from scheduler_svc.core.request.block_hash import chain, chain_with
 from scheduler_svc.core.request.identity import Root, origins_of
 from scheduler_svc.core.request.request import FinishReason, Request, TokenIds
+from scheduler_svc.core.request.requirement import Requirement
 from scheduler_svc.core.request.timeline import Phase, Timeline
+
+NOTHING_PREPARED: Mapping[Requirement, int] = {}
 
 
 class Status(Enum):
     """The state of a sequence. Only a running one holds a slot and blocks."""
 
     WAITING = "waiting"
-    WAITING_FOR_GRAMMAR = "waiting for grammar"  # new or preempted; the worker prepares it
+    PREPARING = "preparing"  # new or preempted; the worker prepares what it requires
     RUNNING = "running"
     PREEMPTED = "preempted"
     FINISHED = "finished"
@@ -52,7 +56,7 @@ class Sequence:
         "num_prompt_outputs_planned",
         "number",
         "origins",
-        "preparation_id",
+        "preparations",
         "request",
         "root",
         "slot",
@@ -100,7 +104,8 @@ class Sequence:
         self.num_prompt_outputs_delivered = self.num_prompt_outputs_planned = (
             request.prompt_output_begin
         )
-        self.preparation_id = 0  # of its grammar, asked for or ready; 0: none
+        # Ids of what is asked for or ready; empty before, and while it runs.
+        self.preparations: Mapping[Requirement, int] = NOTHING_PREPARED
         self.forget_hashes(namespace, weights_version)
 
     @property
@@ -111,8 +116,8 @@ class Sequence:
     @property
     def waiting_phase(self) -> Phase:
         """The phase in which it waits, while there is a worker."""
-        if self.status is Status.WAITING_FOR_GRAMMAR:
-            return Phase.GRAMMAR
+        if self.status is Status.PREPARING:
+            return Phase.PREPARING
         return Phase.PREEMPTED if self.has_run else Phase.QUEUE
 
     @property

@@ -19,7 +19,8 @@ from scheduler_svc.core.step.state import SchedulerState
 
 MAX_AWAITING = 64  # most sequences examined per step that await their fork group
 _HELD_BY_SLOTS, _HELD_BY_BUDGET = AdmissionHold(Cause.SLOTS), AdmissionHold(Cause.BUDGET)
-_HELD_BY_GRAMMAR, _HELD_BY_DRAIN = AdmissionHold(Cause.GRAMMAR), AdmissionHold(Cause.DRAIN)
+_HELD_BY_PREPARATION = AdmissionHold(Cause.PREPARATION)
+_HELD_BY_DRAIN = AdmissionHold(Cause.DRAIN)
 
 
 class _Outcome(Enum):
@@ -77,7 +78,7 @@ class Admission:
             sequence = state.waiting.take()
             if sequence is None:
                 break
-            if state.awaits_grammar(sequence):  # what was ready went with a worker
+            if state.requirements.must_wait(sequence):  # what was ready went with a worker
                 state.enqueue(sequence)
                 continue
             is_barred = sequence.num_awaited or sequence.is_suspect or self._is_shut_out(sequence)
@@ -104,7 +105,7 @@ class Admission:
         sequence = state.waiting.take() if state.free_slots else None
         if sequence is None:
             return False
-        if state.awaits_grammar(sequence):
+        if state.requirements.must_wait(sequence):
             state.enqueue(sequence)
             return False
         may_enter = sequence.is_suspect and not sequence.num_awaited
@@ -151,7 +152,7 @@ class Admission:
         if aside.everyone:
             return AdmissionHold(Cause.FORK_GROUP, first=aside.everyone[0].request.request_id)
         if not state.waiting.num_admissible:
-            return _HELD_BY_GRAMMAR
+            return _HELD_BY_PREPARATION
         return _HELD_BY_BUDGET if state.free_slots else _HELD_BY_SLOTS
 
     def _admit(self, draft: Draft, sequence: Sequence) -> _Outcome:
@@ -236,7 +237,7 @@ class Admission:
                 num_first_cached_tokens=sequence.num_cached or 0,
                 stop_ids=sequence.stop_ids,
                 prompt_output_begin=prompt_output_begin,
-                preparation_id=self._state.grammars.entered(sequence),
+                preparations=self._state.requirements.entered(sequence),
             )
         )
         draft.admitted_chunks.append(chunk)
@@ -255,7 +256,7 @@ class Admission:
         if self._config.policy is not Policy.PRIORITY or not state.running.sequences:
             return
         head, running = state.waiting.peek(), list(state.running.sequences)
-        if head is None or head.num_awaited or state.awaits_grammar(head):
+        if head is None or head.num_awaited or state.requirements.must_wait(head):
             return
         if self._is_shut_out(head):
             return

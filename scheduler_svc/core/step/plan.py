@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from scheduler_svc.core.kv.block_moves import BlockMoves
 from scheduler_svc.core.kv.slots import Index, RunningSet, Slots
 from scheduler_svc.core.request.request import FinishReason, Request, TokenIds
+from scheduler_svc.core.request.requirement import Requirement
 from scheduler_svc.core.request.sequence import Sequence
 from scheduler_svc.core.request.timeline import Timeline
 
@@ -48,7 +49,8 @@ class EnteringSequence:
     num_first_cached_tokens: int  # prompt tokens cached at the first admission
     stop_ids: tuple[int, ...]  # masked by the worker until min_tokens
     prompt_output_begin: int = 0  # no prompt outputs are due before this position
-    preparation_id: int = 0  # of its grammar; 0: it has none, or the worker prepares none
+    # Ids of the preparations that it uses up, by what it requires.
+    preparations: Mapping[Requirement, int] = field(default_factory=dict)
 
 
 class Cause(Enum):
@@ -59,7 +61,7 @@ class Cause(Enum):
     BLOCKS = "blocks"
     FORK_GROUP = "fork group"  # another of its fork group computes the first's prompt
     TOKEN = "token"  # the first in the queue awaits a token in flight
-    GRAMMAR = "grammar"  # all that wait await their grammar
+    PREPARATION = "preparation"  # all that wait await what they require
     DRAIN = "drain"  # the group takes no new sequence
     PREEMPTION = "preemption"  # a sequence was just preempted and must not be overtaken
 

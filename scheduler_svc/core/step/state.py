@@ -17,8 +17,8 @@ from scheduler_svc.core.kv.prefix_cache import NULL_BLOCK
 from scheduler_svc.core.kv.slots import RunningSet, SlotTable
 from scheduler_svc.core.queue.fair_share import FairShare
 from scheduler_svc.core.queue.fork_groups import ForkGroups
-from scheduler_svc.core.queue.grammar_waits import GrammarWaits
 from scheduler_svc.core.queue.policies import make_order
+from scheduler_svc.core.queue.requirement_waits import RequirementWaits
 from scheduler_svc.core.queue.waiting import WaitingQueue
 from scheduler_svc.core.request.config import Preemption, SchedulerConfig
 from scheduler_svc.core.request.sequence import Sequence, Status
@@ -41,9 +41,10 @@ class SchedulerState:
     def __init__(self, config: SchedulerConfig) -> None:
         self.config = config
         self.share = FairShare(config.tenant_weights)
-        # Prepared grammars take memory of the worker, so not all of a long queue are.
-        self.grammars = GrammarWaits(max_prepared=2 * config.max_num_seqs)
-        self.waiting = WaitingQueue(make_order(config, self.share), self.grammars)
+        # What is prepared takes memory of the worker, so it is not for all of a long queue.
+        max_prepared = 2 * config.max_num_seqs
+        self.requirements = RequirementWaits(config.prepared_kinds, max_prepared)
+        self.waiting = WaitingQueue(make_order(config, self.share), self.requirements)
         self.table = SlotTable(config.max_num_seqs, config.max_model_len, config.block_size)
         self.fork_groups = ForkGroups()
         self.suspects: set[Sequence] = set()  # the live ones that compute alone
@@ -212,17 +213,12 @@ class SchedulerState:
         sequence.timeline.enter(Phase.PREEMPTED, self.now_s)
         self.enqueue(sequence)
 
-    def awaits_grammar(self, sequence: Sequence) -> bool:
-        """Whether a sequence without a slot may not enter one before its grammar is ready."""
-        needs_one = self.config.prepares_grammars and sequence.request.has_grammar
-        return needs_one and not sequence.preparation_id
-
     def enqueue(self, sequence: Sequence) -> None:
-        """Adds a sequence to the queue: one that has run first, one without its grammar apart."""
-        if self.awaits_grammar(sequence):
+        """Adds a sequence to the queue: one that has run first, one that requires more apart."""
+        if self.requirements.must_wait(sequence):
             self.waiting.hold(sequence)
             if not self.is_worker_away:
-                sequence.timeline.enter(Phase.GRAMMAR, self.now_s)
+                sequence.timeline.enter(Phase.PREPARING, self.now_s)
         elif sequence.status is Status.PREEMPTED:
             self.waiting.put_back(sequence)
         else:
@@ -279,7 +275,7 @@ class SchedulerState:
     def set_priority(self, sequence: Sequence, priority: int) -> None:
         """Changes the priority of a live sequence, running or waiting."""
         changed = replace(sequence.request, priority=priority)
-        if sequence.status is Status.WAITING_FOR_GRAMMAR:
+        if sequence.status is Status.PREPARING:
             sequence.request = changed
         elif sequence.status is Status.RUNNING:
             sequence.request = changed
@@ -335,7 +331,7 @@ class SchedulerState:
             assert sequence.slot is not None
             self.table.leave(sequence.slot, Status.PREEMPTED)
             self.enqueue(sequence)
-        self.grammars.worker_lost()
+        self.requirements.worker_lost()
         self.clear(num_blocks, num_host_blocks)
         return len(survivors)
 

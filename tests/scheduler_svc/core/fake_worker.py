@@ -75,7 +75,7 @@ class FakeWorker:
         self.received_for: dict[
             int, list[Request]
         ] = {}  # step id to the requests with prompt outputs
-        self.preparing: dict[int, Preparation] = {}  # grammars asked for, not answered
+        self.preparing: dict[int, Preparation] = {}  # asked for, not answered
         self.prepared: dict[int, Preparation] = {}
         self.last_step_id: int | None = None
         # Parent of first blocks by salt and adapter.
@@ -126,7 +126,7 @@ class FakeWorker:
             is_swapped_in = not swapped_in.isdisjoint(new.block_ids)
             swapped_in -= set(new.block_ids)
             assert new.slot not in self.slots, f"slot {new.slot} given away twice"
-            self._use_grammar(new)
+            self._use_preparations(new)
             self.slots[new.slot] = _Slot(
                 new.request,
                 new.token_ids.tolist(),
@@ -149,18 +149,18 @@ class FakeWorker:
             assert wanted.preparation_id not in {*self.preparing, *self.prepared}
             self.preparing[wanted.preparation_id] = wanted
 
-    def finish_grammar(self, preparation_id: int) -> None:
-        """Keeps a prepared grammar for its sequence."""
+    def finish_preparation(self, preparation_id: int) -> None:
+        """Keeps a prepared requirement for its sequence."""
         self.prepared[preparation_id] = self.preparing.pop(preparation_id)
 
-    def _use_grammar(self, new: EnteringSequence) -> None:
-        if not new.preparation_id:
-            return
-        prepared = self.prepared.pop(new.preparation_id)
-        assert prepared.request.request_id == new.request.request_id, "another one's grammar"
-        known = prepared.output_token_ids.tolist()
-        output = new.token_ids[len(new.request.prompt_token_ids) :].tolist()
-        assert output[: len(known)] == known, "prepared for another output"
+    def _use_preparations(self, new: EnteringSequence) -> None:
+        for requirement, preparation_id in new.preparations.items():
+            prepared = self.prepared.pop(preparation_id)
+            assert prepared.requirement == requirement, "another requirement"
+            assert prepared.request.request_id == new.request.request_id, "another one's"
+            known = prepared.output_token_ids.tolist()
+            output = new.token_ids[len(new.request.prompt_token_ids) :].tolist()
+            assert output[: len(known)] == known, "prepared for another output"
 
     def _root(self, request: Request, is_swapped_in: bool) -> Content:
         """The parent of a request's first block. Two sequences may share KV if theirs are the same.

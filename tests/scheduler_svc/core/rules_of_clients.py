@@ -218,7 +218,7 @@ def submit_a_sibling_that_is_none(world: World, draw: Draw) -> None:
         fork_group=other.fork_group,
         skip_prefix_cache=other.skip_prefix_cache,
     )
-    _expect_refusal(world, request, RefusalKind.INVALID)
+    expect_refusal(world, request, RefusalKind.INVALID)
 
 
 @rule(weight=2, when=lambda world: bool(world.live))
@@ -312,7 +312,7 @@ def submit_what_is_invalid(world: World, draw: Draw) -> None:
     fields = {"prompt_token_ids": [1, 2], **draw.pick(_INVALID)}
     fields["prompt_token_ids"] = np.array(fields["prompt_token_ids"], dtype=np.int32)
     request = Request("bad", arrival_s=world.scheduler.now_s, **fields)  # type: ignore[arg-type]
-    _expect_refusal(world, request, RefusalKind.INVALID)
+    expect_refusal(world, request, RefusalKind.INVALID)
 
 
 @rule(weight=0.5)
@@ -320,14 +320,14 @@ def submit_a_prompt_too_long(world: World, draw: Draw) -> None:
     length = world.config.max_model_len + draw.integer(0, 3)
     prompt = np.zeros(length, dtype=np.int32)
     request = Request("bad", prompt, arrival_s=world.scheduler.now_s)
-    _expect_refusal(world, request, RefusalKind.INVALID)
+    expect_refusal(world, request, RefusalKind.INVALID)
 
 
 @rule(weight=0.5, when=lambda world: bool(world.live))
 def submit_under_a_live_id(world: World, draw: Draw) -> None:
     prompt = np.array([1], dtype=np.int32)
     request = Request(draw.pick(world.live), prompt, arrival_s=world.scheduler.now_s)
-    _expect_refusal(world, request, RefusalKind.DUPLICATE)
+    expect_refusal(world, request, RefusalKind.DUPLICATE)
 
 
 @rule(weight=0.5)
@@ -335,10 +335,11 @@ def submit_after_the_deadline(world: World, draw: Draw) -> None:
     now_s = world.scheduler.now_s
     prompt = np.array([1], dtype=np.int32)
     late = Request("late", prompt, max_tokens=1, arrival_s=now_s, deadline_s=now_s)
-    _expect_refusal(world, late, RefusalKind.EXPIRED)
+    expect_refusal(world, late, RefusalKind.EXPIRED)
 
 
-def _expect_refusal(world: World, request: Request, kind: RefusalKind) -> None:
+def expect_refusal(world: World, request: Request, kind: RefusalKind) -> None:
+    """Submits a request that is refused and leaves no trace."""
     with world.unchanged():
         try:
             world.scheduler.add(request)

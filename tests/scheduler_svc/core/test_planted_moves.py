@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from scheduler_svc.core.queue.requirement_waits import RequirementWaits
 from scheduler_svc.core.request.sequence import Sequence
 from scheduler_svc.core.step.reuse import Reuse
 from scheduler_svc.core.step.start import Start
@@ -97,6 +98,27 @@ def _build_on_what_was_to_be_forgotten(monkeypatch: Monkeypatch) -> None:
     monkeypatch.setattr(SchedulerState, "forget_prefixes", forget)
 
 
+def _enter_with_the_first_of_several(monkeypatch: Monkeypatch) -> None:
+    ask_for = RequirementWaits._ask_for
+
+    def ask_and_await_one(self: RequirementWaits, sequence: Sequence) -> Any:
+        yield from ask_for(self, sequence)
+        self._asked[sequence] = 1
+
+    monkeypatch.setattr(RequirementWaits, "_ask_for", ask_and_await_one)
+
+
+def _drop_nothing_else_of_what_failed(monkeypatch: Monkeypatch) -> None:
+    def discard(self: RequirementWaits, sequence: Sequence) -> None:
+        for waiting in (self._not_asked, self._asked, self._queued):
+            waiting.pop(sequence, None)  # type: ignore[attr-defined]
+        for number in sequence.preparations.values():
+            self._unanswered.pop(number, None)
+            self._ready.pop(number, None)
+
+    monkeypatch.setattr(RequirementWaits, "discard", discard)
+
+
 # Each with an episode that finds it soon; any seed finds it eventually.
 PLANTED = [
     (_copy_nothing, 33),
@@ -104,9 +126,11 @@ PLANTED = [
     (_fork_without_holding_what_is_shared, 39),
     (_swap_out_in_another_order, 1),
     (_forget_to_swap_in, 1),
-    (_keep_the_host_over_a_loss, 15),
+    (_keep_the_host_over_a_loss, 47),
     (_slide_too_far, 29),
     (_build_on_what_was_to_be_forgotten, 0),
+    (_enter_with_the_first_of_several, 0),
+    (_drop_nothing_else_of_what_failed, 7),
 ]
 
 

@@ -13,12 +13,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from scheduler_svc.core import (
+    GRAMMAR,
     Cut,
     Policy,
     Preemption,
     RefusalKind,
     Refused,
     Request,
+    RequirementKind,
     SchedulerConfig,
     Sequence,
     Status,
@@ -29,6 +31,13 @@ from tests.scheduler_svc.core.draws import Draw
 from tests.scheduler_svc.core.granting import Granting
 
 VOCAB_SIZE = 40
+PREPARED_KINDS: list[tuple[RequirementKind, ...]] = [
+    (GRAMMAR.kind,),
+    (GRAMMAR.kind,),
+    (),
+    (RequirementKind.ADAPTER,),
+    tuple(RequirementKind),
+]
 
 
 def draw_config(draw: Draw) -> SchedulerConfig:
@@ -52,7 +61,7 @@ def draw_config(draw: Draw) -> SchedulerConfig:
         tenant_weights=(("a", 2.0),),
         queue_window=draw.pick([0, 1, 4]),
         max_overtakes=draw.pick([0, 1, 3]),
-        prepares_grammars=draw.pick([True, True, False]),
+        prepared_kinds=draw.pick(PREPARED_KINDS),
         max_waiting_requests=draw.pick([0, 0, 3]),
         max_waiting_tokens=draw.pick([0, 0, 60]),
         max_waiting_requests_per_tenant=draw.pick([0, 0, 2]),
