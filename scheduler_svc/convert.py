@@ -162,6 +162,10 @@ def to_step(
     if plan.appended_slots:
         step.appended_slots = pack(plan.appended_slots)
         step.appended_block_ids = pack(plan.appended_block_ids)
+    for appended in plan.appended_to_groups:
+        step.appended_to_groups.add(
+            group=appended.group, slots=pack(appended.slots), block_ids=pack(appended.block_ids)
+        )
     if plan.moves is not None:
         _add_moves(step, plan.moves)
     if plan.drafts:
@@ -201,6 +205,7 @@ def _to_new_sequence(new: EnteringSequence) -> worker_pb2.NewSequence:
         num_prompt_tokens=len(new.request.prompt_token_ids),
         num_computed_tokens=new.num_computed_tokens,
         block_ids=pack(new.block_ids),
+        group_block_ids=[pack(block_ids) for block_ids in new.group_block_ids],
         sampling=worker_pb2.RowSampling(
             temperature=sampling.temperature,
             top_p=sampling.top_p,

@@ -3,7 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
-from scheduler_svc.core import GRAMMAR, RequirementKind
+from scheduler_svc.core import GRAMMAR
+from scheduler_svc.core.request.kv_groups import KvGroup
 from scheduler_svc.core.request.sequence import NOTHING_PREPARED
 
 State = dict[str, Any]  # attributes of an object, as they were written
@@ -22,9 +23,13 @@ def _request(state: State) -> State:
 
 
 def _config(state: State) -> State:
-    if "prepares_grammars" not in state:
-        return {}
-    return {"prepared_kinds": (RequirementKind.GRAMMAR,) * bool(state.pop("prepares_grammars"))}
+    now: State = {}
+    if "prepares_grammars" in state:
+        now["prepared_kinds"] = (GRAMMAR.kind,) * bool(state.pop("prepares_grammars"))
+    if "sliding_window" in state:
+        window = state.pop("sliding_window")  # 0: none
+        now["kv_groups"] = (KvGroup(state["block_size"], window),) if window else ()
+    return now
 
 
 def _sequence(state: State) -> State:

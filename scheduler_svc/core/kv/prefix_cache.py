@@ -10,7 +10,6 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduler_svc.core.kv.sliding_window import first_read
 from scheduler_svc.core.request.block_hash import NO_PARENT
 from scheduler_svc.core.request.identity import Digests
 from scheduler_svc.core.request.request import TokenIds
@@ -20,14 +19,20 @@ NULL_BLOCK = 0  # filler of block tables, never handed out
 
 
 class PrefixCache:
-    """Hash to block, with duplicates: equal content computed twice may be in two blocks."""
+    """Hash to block, with duplicates: equal content computed twice may be in two blocks.
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
+    Each KV group has its own, over the blocks of one pool.
+    """
+
+    def __init__(
+        self, num_blocks: int, block_size: int, is_cached: "array[int] | None" = None
+    ) -> None:
+        """`is_cached` is a flag per block that the caches of a pool share."""
         self._block_size = block_size
         self._block_of: dict[int, int] = {}
         self._duplicates: dict[int, list[int]] = {}
         self._hash_of: dict[int, int] = {}
-        self.is_cached = array("B", bytes(num_blocks))  # 1 for the above
+        self.is_cached = is_cached or array("B", bytes(num_blocks))  # 1 for the above
         self._tokens = np.zeros((num_blocks, block_size), dtype=np.int32)
         self._parents = np.zeros(num_blocks, dtype=np.uint64)
         # [num_blocks, 2] origins; None before the first block that has one.
@@ -62,21 +67,20 @@ class PrefixCache:
             found.append(block_id)
         return found[: self._num_equal(found, hashes, token_ids, root, origins)]
 
-    def lookup_window(
+    def lookup_runs(
         self,
         hashes: Sequence[int],
         token_ids: TokenIds,
         root: int,
-        window: int,
         origins: Digests | None = None,
-    ) -> tuple[int, list[int]]:
-        """The blocks to reuse where each token attends only to the last `window` tokens.
+    ) -> tuple[list[int], list[int]]:
+        """For a group with a window, which reads the end of a prefix alone: all blocks that exist.
 
-        Returns (number of leading blocks that are not read, blocks after them); (0, []) without a
-        hit.
+        Returns (block ids, of which those that are missing mean nothing; for each block, how many
+        in a row exist up to it).
         """
         if not hashes:
-            return 0, []
+            return [], []
         found = [self._block_of.get(block_hash, NULL_BLOCK) for block_hash in hashes]
         is_here = self._is_equal(found, hashes, token_ids, root, origins)
         is_here &= np.array(found) != NULL_BLOCK
@@ -84,11 +88,7 @@ class PrefixCache:
         for is_next_here in is_here.tolist():
             num_in_a_row = num_in_a_row + 1 if is_next_here else 0
             runs.append(num_in_a_row)
-        for end in range(len(found), 0, -1):
-            begin = first_read(end * self._block_size, window) // self._block_size
-            if runs[end - 1] >= end - begin:
-                return begin, found[begin:end]
-        return 0, []
+        return found, runs
 
     def _num_equal(
         self,

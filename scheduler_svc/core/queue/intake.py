@@ -2,7 +2,6 @@
 
 from collections.abc import Container, Iterable
 
-from scheduler_svc.core.kv.sliding_window import blocks_needed
 from scheduler_svc.core.queue.continuation import continuation_problem
 from scheduler_svc.core.queue.fork_groups import ForkGroups
 from scheduler_svc.core.queue.reservations import Reservations
@@ -30,6 +29,7 @@ class Intake:
         self._config = config
         self._fork_groups = fork_groups
         self._waiting = waiting
+        self._sizes = " and ".join(str(group.block_size) for group in config.groups)
         self.reservations = Reservations()
         self.num_refused = 0  # requests refused for overload
 
@@ -52,7 +52,7 @@ class Intake:
         return [
             sequence.request.request_id
             for sequence in live
-            if blocks_needed(self._config, sequence.max_len) > num_usable_blocks
+            if self._config.blocks_needed(sequence.max_len) > num_usable_blocks
         ]
 
     def check(self, request: Request, live: Container[str], num_usable_blocks: int) -> int:
@@ -69,12 +69,12 @@ class Intake:
                 RefusalKind.DUPLICATE, f"request_id {request.request_id!r} is live already"
             )
         max_len = self._max_len(request)
-        num_blocks = blocks_needed(self._config, max_len)
+        num_blocks = self._config.blocks_needed(max_len)
         if num_blocks > num_usable_blocks:
             raise Refused(
                 RefusalKind.NEVER_FITS,
                 f"prompt_token_ids and max_tokens need up to {num_blocks} KV blocks of "
-                f"{self._config.block_size} tokens, the worker has {num_usable_blocks}",
+                f"{self._sizes} tokens, the worker has {num_usable_blocks}",
             )
         if request.deadline_s is not None and not request.deadline_s > request.arrival_s:
             raise Refused(RefusalKind.EXPIRED, "the deadline had passed when the request arrived")

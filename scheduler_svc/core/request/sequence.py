@@ -155,7 +155,7 @@ class Sequence:
         root = Root(request.cache_salt, namespace, weights_version, request.adapter_id)
         self.root = root.hash  # parent of its first block
         self.origins = origins_of(root, request.extras)
-        self._hashes: list[int] = []
+        self._hashes: dict[int, list[int]] = {}  # by block size
 
     def block_hashes(self, block_size: int) -> list[int]:
         """Hashes of the full blocks of `token_ids`, and possibly of more."""
@@ -163,11 +163,12 @@ class Sequence:
 
     def extend_hashes(self, token_ids: TokenIds, block_size: int) -> list[int]:
         """Hashes of at least the full blocks of `token_ids`, its first tokens; computed once."""
-        known = len(self._hashes)
-        parent = self._hashes[-1] if known else self.root or None
+        hashes = self._hashes.setdefault(block_size, [])
+        known = len(hashes)
+        parent = hashes[-1] if known else self.root or None
         begin, extras = known * block_size, self.request.extras
         if extras:
-            self._hashes += chain_with(extras, begin, token_ids[begin:], block_size, parent)
+            hashes += chain_with(extras, begin, token_ids[begin:], block_size, parent)
         else:
-            self._hashes += chain(token_ids[begin:], block_size, parent)
-        return self._hashes
+            hashes += chain(token_ids[begin:], block_size, parent)
+        return hashes

@@ -58,6 +58,7 @@ class Admission:
         self._state = state
         self._counters = counters
         self.reuse = Reuse(config, state)
+        self._groups = config.groups
         # Per sequence without room: blocks that were free then, and how many more it needed.
         self._blocked: dict[Sequence, tuple[int, int]] = {}
 
@@ -170,12 +171,12 @@ class Admission:
             return _Outcome.AWAITS_FORK_GROUP
         chunk, num_new = self._first_chunk(sequence, start, draft.budget)
         # Shared blocks without a holder leave the free queue as well.
-        short = num_new + state.pool.num_free_among(start.shared) - num_free
+        short = sum(num_new) + state.pool.num_free_among(start.all_shared) - num_free
         if short > 0:
             self._blocked[sequence] = num_free, short
             return _Outcome.NO_ROOM
         self._blocked.pop(sequence, None)
-        block_ids = state.enter(sequence, start, num_new)
+        tables = state.enter(sequence, start, num_new)
         if sequence.num_cached is None:
             self._count_first(sequence, start)
             if config.policy is Policy.FAIR:
@@ -185,7 +186,7 @@ class Admission:
             # The step reads the blocks of the other sequence, which must not be freed before it
             # ends.
             draft.read_slots.append(start.sibling.slot)
-        self._draft_entry(draft, sequence, start.num_computed, chunk, block_ids)
+        self._draft_entry(draft, sequence, start.num_computed, chunk, tables)
         return _Outcome.ENTERED
 
     def _count_first(self, sequence: Sequence, start: Start) -> None:
@@ -199,17 +200,25 @@ class Admission:
         self._counters.prefix_query_tokens += len(sequence.token_ids)
         self._counters.prefix_hit_tokens += start.num_computed
 
-    def _first_chunk(self, sequence: Sequence, start: Start, budget: int) -> tuple[int, int]:
-        """Returns (tokens of the first chunk, new blocks needed for them and for the start)."""
+    def _first_chunk(self, sequence: Sequence, start: Start, budget: int) -> tuple[int, list[int]]:
+        """Returns (tokens of the first chunk, new blocks by group for them and for the start)."""
         config = self._config
         chunk = min(len(sequence.token_ids) - start.num_computed, budget)
         if config.long_prefill_token_threshold:
             chunk = min(chunk, config.long_prefill_token_threshold)
-        num_blocks = -(-(start.num_computed + chunk) // config.block_size)
-        return chunk, num_blocks - start.num_null - len(start.shared)
+        end = start.num_computed + chunk
+        return chunk, [
+            -(-end // group.block_size) - table.num_null - len(table.shared)
+            for group, table in zip(self._groups, start.tables, strict=True)
+        ]
 
     def _draft_entry(
-        self, draft: Draft, sequence: Sequence, num_cached: int, chunk: int, block_ids: list[int]
+        self,
+        draft: Draft,
+        sequence: Sequence,
+        num_cached: int,
+        chunk: int,
+        tables: list[list[int]],
     ) -> None:
         """Adds the first chunk of a sequence that has just received its slot to the draft."""
         table, slot = self._state.table, sequence.slot
@@ -226,14 +235,15 @@ class Admission:
             draft.admitted_sampled.append(slot)
         if self._config.enable_prefix_caching:
             # Shareable from now on, even within this step: a layer stores its KV before reading it.
-            seal_slot(table, self._state.pool.cache, slot)
+            seal_slot(table, self._state.pool.caches, slot)
         draft.admitted.append(
             EnteringSequence(
                 slot=slot,
                 request=sequence.request,
                 token_ids=sequence.token_ids,
                 num_computed_tokens=num_cached,
-                block_ids=block_ids,
+                block_ids=tables[0],
+                group_block_ids=tuple(tables[1:]),
                 num_first_cached_tokens=sequence.num_cached or 0,
                 stop_ids=sequence.stop_ids,
                 prompt_output_begin=prompt_output_begin,
@@ -268,10 +278,9 @@ class Admission:
         if start is None:
             return
         _, num_new = self._first_chunk(head, start, self._config.max_num_batched_tokens)
-        need = num_new + state.pool.num_free_among(start.shared)
+        need = sum(num_new) + state.pool.num_free_among(start.all_shared)
         victims = [s for s in running if is_more_urgent(head, s)]
-        table = state.table
-        to_gain = sum(int(table.num_blocks[s.slot] - table.num_null[s.slot]) for s in victims)
+        to_gain = sum(state.table.num_held(s.slot) for s in victims if s.slot is not None)
         if need > state.num_coming_blocks + to_gain:
             return
         while need > state.num_coming_blocks or not state.num_coming_slots:

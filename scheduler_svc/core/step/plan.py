@@ -45,12 +45,22 @@ class EnteringSequence:
     request: Request
     token_ids: TokenIds
     num_computed_tokens: int
-    block_ids: list[int]
+    block_ids: list[int]  # of group 0
     num_first_cached_tokens: int  # prompt tokens cached at the first admission
     stop_ids: tuple[int, ...]  # masked by the worker until min_tokens
     prompt_output_begin: int = 0  # no prompt outputs are due before this position
     # Ids of the preparations that it uses up, by what it requires.
     preparations: Mapping[Requirement, int] = field(default_factory=dict)
+    group_block_ids: tuple[list[int], ...] = ()  # the block tables of groups after group 0
+
+
+@dataclass(frozen=True, slots=True)
+class AppendedBlocks:
+    """Blocks that block tables of one KV group gain."""
+
+    group: int
+    slots: list[int]  # may repeat
+    block_ids: list[int]  # one per slot
 
 
 class Cause(Enum):
@@ -130,6 +140,7 @@ class StepPlan:
     due_prompt_outputs: list[PromptOutputRange] = field(default_factory=list)  # in batch order
     prompt_ends: list[Sequence] = field(default_factory=list)  # end with this step, unsampled
     num_prefill_tokens: int = 0  # tokens of prompts, and of output that is computed again
+    appended_to_groups: tuple[AppendedBlocks, ...] = ()  # of the groups after group 0
     drafts: Drafts = field(default_factory=dict)  # that it verifies, part of num_scheduled
 
     @property

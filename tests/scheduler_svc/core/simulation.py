@@ -42,11 +42,10 @@ class Simulation:
         self.ends: dict[int, FinishReason] = {}  # by handle
         self.num_lost = 0
         self._free_queue = FreeQueueWatch()
-        self._cache_truth = CacheTruth(config.block_size)
+        self._cache_truths = [CacheTruth(*one) for one in enumerate(config.groups)]
 
     def _fresh_worker(self) -> FakeWorker:
-        config = self.config
-        return FakeWorker(config.block_size, config.vocab_size, config.sliding_window)
+        return FakeWorker(self.config.groups, self.config.vocab_size)
 
     @property
     def live(self) -> list[str]:
@@ -214,7 +213,8 @@ class Simulation:
         """Checks the state: consistent, a valid successor, and matching the worker's memory."""
         check_invariants(self.scheduler)
         self._free_queue.check(self.scheduler, may_forget)
-        self._cache_truth.check(self.scheduler, self.worker)
+        for truth in self._cache_truths:
+            truth.check(self.scheduler, self.worker)
 
     def _check_plan(self, plan: StepPlan, in_flight: list[StepPlan]) -> None:
         num_drafted = sum(map(len, plan.drafts.values()))

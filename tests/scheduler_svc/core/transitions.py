@@ -2,12 +2,18 @@
 
 from itertools import pairwise
 
-from scheduler_svc.core import Scheduler
+from scheduler_svc.core import KvGroup, Scheduler
 from scheduler_svc.core.kv.block_pool import BlockPool
 from scheduler_svc.core.request.block_hash import chain_with
 from scheduler_svc.core.request.identity import Root
 from scheduler_svc.core.request.request import Extras
-from tests.scheduler_svc.core.fake_worker import Content, FakeWorker, content_of, picture_at
+from tests.scheduler_svc.core.fake_worker import (
+    Content,
+    FakeWorker,
+    content_of,
+    in_group,
+    picture_at,
+)
 
 
 class FreeQueueWatch:
@@ -28,13 +34,13 @@ class FreeQueueWatch:
         pool = scheduler.internal_state.pool
         free = list(pool.free_queue())
         if pool is self._pool:
-            self._check_order(free, is_sliding=bool(scheduler.config.sliding_window))
+            self._check_order(free, is_sliding=scheduler.config.has_window)
             if not may_forget:
                 for block_id in free:
-                    expected = self._hash_of.get(block_id, pool.cache.hash_of(block_id))
-                    assert pool.cache.hash_of(block_id) == expected, "a free block lost its hash"
+                    expected = self._hash_of.get(block_id, pool.hash_of(block_id))
+                    assert pool.hash_of(block_id) == expected, "a free block lost its hash"
         self._pool, self._free = pool, free
-        self._hash_of = {block_id: pool.cache.hash_of(block_id) for block_id in free}
+        self._hash_of = {block_id: pool.hash_of(block_id) for block_id in free}
         self._holders = _holders(scheduler)
 
     def _check_order(self, free: list[int], is_sliding: bool) -> None:
@@ -61,10 +67,12 @@ def _holders(scheduler: Scheduler) -> list[list[int]]:
 
 
 class CacheTruth:
-    """Checks that the worker's memory holds the hashed content of every cached block."""
+    """Checks that the worker's memory holds the hashed content of each cached block of a group."""
 
-    def __init__(self, block_size: int) -> None:
-        self._block_size = block_size
+    def __init__(self, group: int, kv_group: KvGroup) -> None:
+        self._group = group
+        self._block_size = kv_group.block_size
+        self._has_window = kv_group.window is not None
         self._contents: dict[int, list[Content]] = {}  # hash to the content of a block's cells
         self._begins: dict[int, int] = {}  # hash to the position of its first cell
         self._told: object = None  # the worker's roots
@@ -80,12 +88,12 @@ class CacheTruth:
             for (salt, adapter_id), content in worker.roots.items()
         }
         self._note_pictures(scheduler)
-        cache = scheduler.internal_state.pool.cache
+        cache = scheduler.internal_state.pool.caches[self._group]
         entries = {b: cache.hash_of(b) for b in range(1, scheduler.internal_state.pool.num_blocks)}
         unknown = {b: h for b, h in entries.items() if h is not None and h not in self._contents}
         while unknown:
             known = [b for b in unknown if self._learn(scheduler, b, unknown[b])]
-            if not known and scheduler.config.sliding_window:
+            if not known and self._has_window:
                 self._learn_from_sequences(scheduler)
                 known = [b for b in unknown if unknown[b] in self._contents]
             assert known, f"blocks {sorted(unknown)} follow a parent that was never sealed"
@@ -93,7 +101,8 @@ class CacheTruth:
         for block_id, block_hash in entries.items():
             if block_hash is not None:
                 cells = [worker.kv.get((block_id, i)) for i in range(self._block_size)]
-                assert cells == self._contents[block_hash], f"block {block_id} holds other tokens"
+                expected = [in_group(self._group, one) for one in self._contents[block_hash]]
+                assert cells == expected, f"block {block_id} holds other tokens"
 
     def _note_pictures(self, scheduler: Scheduler) -> None:
         for sequence in scheduler.live():
@@ -121,7 +130,7 @@ class CacheTruth:
                 self._begins.setdefault(block_hash, begin)
 
     def _learn(self, scheduler: Scheduler, block_id: int, block_hash: int) -> bool:
-        cache = scheduler.internal_state.pool.cache
+        cache = scheduler.internal_state.pool.caches[self._group]
         parent = int(cache._parents[block_id])
         if parent not in self._roots and parent not in self._contents:
             return False
