@@ -133,7 +133,7 @@ class FakeSlots:
         token_ids = unpack(new.token_ids, name="token_ids")
         if len(new.group_block_ids) != len(self._tables) - 1:
             raise InconsistentStep(
-                f"group_block_ids: {len(new.group_block_ids)} tables beside that of group 0"
+                f"group_block_ids: {len(new.group_block_ids)} tables after that of group 0"
             )
         self._live[slot] = True
         self._token_ids[slot, : len(token_ids)] = token_ids
