@@ -34,8 +34,8 @@ class BlockPool:
         self.num_free = num_blocks - 1
         self.cache = PrefixCache(num_blocks, block_size)  # of group 0
         is_cached = self.cache.is_cached
-        others = (PrefixCache(num_blocks, size, is_cached) for size in more_sizes)
-        self.caches = (self.cache, *others)  # by group
+        self._others = tuple(PrefixCache(num_blocks, size, is_cached) for size in more_sizes)
+        self.caches = (self.cache, *self._others)  # by group
         # Arrays, not lists: the garbage collector would scan lists of a million entries.
         self._ref_count = array("i", bytes(4 * num_blocks))
         self._next = array("i", [*range(1, num_blocks), NULL_BLOCK])
@@ -77,7 +77,7 @@ class BlockPool:
         if count > self.num_free:
             raise OutOfBlocks(f"asked for {count} blocks, {self.num_free} free")
         following, ref_count = self._next, self._ref_count
-        evict = self.cache.evict if len(self.caches) == 1 else self._evict
+        evict = self._evict if self._others else self.cache.evict
         taken = []
         block_id = following[NULL_BLOCK]
         for _ in range(count):

@@ -27,9 +27,12 @@ class TableRow:
 class BlockTable:
     """Columns indexed by slot. Only rows of live sequences are meaningful."""
 
-    def __init__(self, group: KvGroup, max_model_len: int, token_ids: TokenIds) -> None:
+    def __init__(
+        self, number: int, group: KvGroup, max_model_len: int, token_ids: TokenIds
+    ) -> None:
         """`token_ids` [slots, T] are those of all slots; T is a multiple of the block size."""
         max_num_seqs = len(token_ids)
+        self.number = number  # of the group
         self.group = group
         self.block_size = group.block_size
         # Unused rows take address space, not memory.

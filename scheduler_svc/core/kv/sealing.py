@@ -17,11 +17,11 @@ def seal(table: SlotTable, caches: Caches, index: Index, covered: NDArray[np.int
     A block is full when the tokens up to its end are known and computed, or will be by a step that
     cannot be taken back: the newest token of a sequence has no KV before the next step.
     """
-    for blocks, cache in zip(table.tables, caches, strict=True):
+    for blocks in table.tables:  # a loop over both would take a hundredth of a step
         rows = (covered >= blocks.seal_at[index]).nonzero()[0]
         if not len(rows):
             continue
-        due = index[rows]
+        due, cache = index[rows], caches[blocks.number]
         sealed, num_full = blocks.num_sealed[due], covered[rows] // blocks.block_size
         is_next = (num_full == sealed + 1) & (sealed > 0)
         if table.origin_slots:  # a block with a part of a picture is hashed over more than tokens
@@ -39,10 +39,10 @@ def seal(table: SlotTable, caches: Caches, index: Index, covered: NDArray[np.int
 def seal_slot(table: SlotTable, caches: Caches, slot: int) -> None:
     """Seals the full blocks of one slot."""
     covered = int(min(table.num_computed[slot], table.num_tokens[slot]))
-    for blocks, cache in zip(table.tables, caches, strict=True):
+    for blocks in table.tables:
         until = covered // blocks.block_size
         if until > blocks.num_sealed[slot]:
-            _seal_until(table, blocks, cache, slot, until)
+            _seal_until(table, blocks, caches[blocks.number], slot, until)
 
 
 def _seal_next(

@@ -59,7 +59,10 @@ class SlotTable:
         width = lcm(*(group.block_size for group in groups))
         width *= -(-max_model_len // width)
         self.token_ids: TokenIds = np.empty((max_num_seqs, width), dtype=np.int32)
-        self.tables = tuple(BlockTable(group, max_model_len, self.token_ids) for group in groups)
+        self.tables = tuple(
+            BlockTable(number, group, max_model_len, self.token_ids)
+            for number, group in enumerate(groups)
+        )
         self.more = self.tables[1:]  # empty nearly always
         first = self.tables[0]
         self.block_size = first.block_size  # of group 0, as are the next columns
@@ -100,8 +103,8 @@ class SlotTable:
         self.token_ids[slot, :num_tokens] = sequence.token_ids
         self.num_tokens[slot] = self.num_planned[slot] = num_tokens
         self.num_computed[slot] = num_computed
-        for table, row in zip(self.tables, rows, strict=True):
-            table.enter(sequence, slot, row)
+        for table in self.tables:
+            table.enter(sequence, slot, rows[table.number])
         self.max_len[slot] = sequence.max_len
         self.min_len[slot] = sequence.min_len
         self.client[slot] = sequence.request.client

@@ -121,9 +121,9 @@ class Intake:
             return f"fork_group is longer than {MAX_FORK_GROUP_BYTES} bytes"
         if len(request.adapter_id.encode()) > MAX_ADAPTER_ID_BYTES:
             return f"adapter_id is longer than {MAX_ADAPTER_ID_BYTES} bytes"
-        return extras_problem(request.extras, len(prompt)) or config.requirements_problem(
-            request.requirements
-        )
+        if request.extras and (problem := extras_problem(request.extras, len(prompt))):
+            return problem
+        return config.requirements_problem(request.requirements)
 
     def _check_load(self, request: Request) -> None:
         """Raises Refused if a limit of the queue would be exceeded; an empty queue takes any."""

@@ -116,13 +116,17 @@ class SchedulerConfig:
 
     def blocks_needed(self, max_len: int) -> int:
         """Most blocks that a sequence of `max_len` tokens holds at once when it runs alone."""
+        # The last token is never computed, so it needs no room.
+        if not self.kv_groups:
+            return -(-(max_len - 1) // self.block_size)
         budget, threshold = self.max_num_batched_tokens, self.long_prefill_token_threshold
         chunk = min(budget, threshold or budget)
-        # The last token is never computed, so it needs no room.
         return sum(group.most_blocks(max_len - 1, chunk) for group in self.groups)
 
     def requirements_problem(self, requirements: Requirements) -> str | None:
         """Why the worker cannot serve a request with these; None when it can."""
+        if not requirements:
+            return None
         if len(set(requirements)) < len(requirements):
             return "requirements: two are equal"
         # A grammar that is not prepared is read in a step.

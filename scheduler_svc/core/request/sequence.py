@@ -7,8 +7,8 @@ from enum import Enum
 import numpy as np
 
 from scheduler_svc.core.request.blame import Blame
-from scheduler_svc.core.request.block_hash import chain, chain_with
-from scheduler_svc.core.request.identity import Root, origins_of
+from scheduler_svc.core.request.block_hash import NO_PARENT, chain, chain_with
+from scheduler_svc.core.request.identity import Origins, Root, origins_of
 from scheduler_svc.core.request.request import FinishReason, Request, TokenIds
 from scheduler_svc.core.request.requirement import Requirement
 from scheduler_svc.core.request.timeline import Phase, Timeline
@@ -152,9 +152,12 @@ class Sequence:
     def forget_hashes(self, namespace: str, weights_version: str = "") -> None:
         """Begins its hashes anew, for blocks of a worker, or because the request has changed."""
         request = self.request
-        root = Root(request.cache_salt, namespace, weights_version, request.adapter_id)
-        self.root = root.hash  # parent of its first block
-        self.origins = origins_of(root, request.extras)
+        self.root = NO_PARENT  # parent of its first block
+        self.origins: Origins | None = None
+        parts = request.cache_salt, namespace, weights_version, request.adapter_id
+        if request.extras or any(parts):
+            root = Root(*parts)
+            self.root, self.origins = root.hash, origins_of(root, request.extras)
         self._hashes: dict[int, list[int]] = {}  # by block size
 
     def block_hashes(self, block_size: int) -> list[int]:

@@ -206,11 +206,11 @@ class Admission:
         chunk = min(len(sequence.token_ids) - start.num_computed, budget)
         if config.long_prefill_token_threshold:
             chunk = min(chunk, config.long_prefill_token_threshold)
-        end = start.num_computed + chunk
-        return chunk, [
-            -(-end // group.block_size) - table.num_null - len(table.shared)
-            for group, table in zip(self._groups, start.tables, strict=True)
-        ]
+        end, first = start.num_computed + chunk, self._groups[0]
+        needs = [-(-end // first.block_size) - start.num_null - len(start.shared)]
+        for group, table in zip(self._groups[1:], start.more, strict=True):
+            needs.append(-(-end // group.block_size) - table.num_null - len(table.shared))
+        return chunk, needs
 
     def _draft_entry(
         self,

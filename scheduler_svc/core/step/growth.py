@@ -59,11 +59,26 @@ class Growth:
 
     def grow_for_grant(self, draft: Draft) -> bool:
         """Allocates a grant's blocks, halving its steps to fit; False if not even one fits."""
+        if not self._state.table.more:
+            return self._grow_one_for_grant(draft)
         while draft.num_steps:
             lacking = self._lacking(draft, draft.computed + np.int32(draft.num_steps))
             if int(lacking.sum()) <= self._state.pool.num_free:
                 self._append_all(draft, lacking)
                 return True
+            draft.num_steps //= 2
+        return False
+
+    def _grow_one_for_grant(self, draft: Draft) -> bool:
+        room = self._state.table.capacity[draft.index] - draft.computed
+        while draft.num_steps:
+            rows = (room < draft.num_steps).nonzero()[0]
+            shortage = draft.num_steps - room[rows]
+            needs = (-(-shortage // self._config.block_size)).tolist()
+            total = sum(needs)
+            if total <= self._state.pool.num_free:
+                chunks = np.full(len(room), draft.num_steps, dtype=np.int32)
+                return not total or self.grow(draft, chunks, rows, needs)
             draft.num_steps //= 2
         return False
 

@@ -55,4 +55,6 @@ class Start:
     @property
     def all_shared(self) -> list[int]:
         """The shared blocks of all groups."""
+        if not self.more:
+            return self.shared
         return [block_id for table in self.tables for block_id in table.shared]
