@@ -6,12 +6,14 @@ for all layers. Only the caches are modified.
 
 A layer's caches are [num_blocks, block_size, Hkv, D]; token p of a sequence is in slot
 `block_table[p // block_size] * block_size + p % block_size`. `attend` reads them as one tensor
-[num_slots, 2, Hkv, D], with K and V of a token adjacent, which halves the gathers.
+[num_slots, 2, Hkv, D], with K and V of a token adjacent, which halves the gathers; where their
+sizes differ, as two.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -115,17 +117,71 @@ def store(x: Tensor, rows: Tensor, slots: Tensor, inverse: Tensor | None) -> Non
         rows.view(torch.uint8).index_copy_(0, slots, stored.view(torch.uint8))
 
 
-def gather(kv_rows: Tensor, slots: Tensor, dtype: torch.dtype, scales: Tensor | None) -> Tensor:
-    """Keys and values of these slots [N] in this type, [N, 2, Hkv, D]."""
+class KvRows(NamedTuple):
+    """Keys [num_slots, Hkv, D] and values [num_slots, Hkv, Dv] of a layer, apart."""
+
+    keys: Tensor
+    values: Tensor
+
+
+def gather(
+    kv_rows: Tensor | KvRows, slots: Tensor, dtype: torch.dtype, scales: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Keys [N, Hkv, D] and values [N, Hkv, Dv] of these slots [N] in this type."""
+    if isinstance(kv_rows, KvRows):
+        keys, values = (rows.index_select(0, slots).to(dtype) for rows in kv_rows)
+        return keys, values
     if scales is None:
-        return kv_rows.index_select(0, slots).to(dtype)
+        k, v = kv_rows.index_select(0, slots).to(dtype).unbind(1)
+        return k, v
     stored = kv_rows.view(torch.uint8).index_select(0, slots).view(kv_rows.dtype)
-    return fp8.widened(stored, scales[:2], dtype)
+    k, v = fp8.widened(stored, scales[:2], dtype).unbind(1)
+    return k, v
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """The keys that a query sees: up to its own, and of these perhaps the newest ones alone."""
+
+    window: int | None = None  # this many, its own included
+    chunk: int | None = None  # those of its own chunk: positions with one quotient by this number
+
+    def first_key(self, position: int) -> int:
+        """The position of the first key that a query at this position sees."""
+        first = 0 if self.window is None else max(0, position - self.window + 1)
+        return first if self.chunk is None else max(first, position // self.chunk * self.chunk)
+
+    def hides(self, queries: Tensor, keys: Tensor) -> Tensor:
+        """True where a query position must not see a key position; the two are broadcast."""
+        hidden = keys > queries
+        if self.window is not None:
+            hidden = hidden | (keys <= queries - self.window)
+        if self.chunk is not None:
+            hidden = hidden | (keys // self.chunk != queries // self.chunk)
+        return hidden
+
+
+EVERYTHING = Sight()
+
+
+@dataclass(frozen=True, slots=True)
+class Scoring:
+    """The way from products of queries and keys to weights."""
+
+    scale: float
+    softcap: float | None = None  # scores become softcap * tanh(score / softcap)
+    # [H]: a score of each head that takes its share of the weights, and has no value.
+    sinks: Tensor | None = None
+
+    @property
+    def is_plain(self) -> bool:
+        """True if the weights are the softmax of the scaled products."""
+        return self.softcap is None and self.sinks is None
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeGroup:
-    """Sequences with one query each, computed in one call, padded to their longest context."""
+    """Sequences with one query each, computed in one call, padded to the most keys of one."""
 
     rows: Tensor | None  # [B'] rows of q; None: all rows, in order
     slots: Tensor  # [B' * length] slot of each key
@@ -135,12 +191,13 @@ class DecodeGroup:
 
 @dataclass(frozen=True, slots=True)
 class QueryTile:
-    """Consecutive queries of one sequence and the keys up to the last of them."""
+    """Consecutive queries of one sequence and the keys that at least one of them sees."""
 
     start: int  # first row of q
     end: int
-    num_keys: int
-    mask: Tensor | None  # [queries, num_keys], added to scores; None: is_causal
+    first_key: int
+    end_key: int
+    mask: Tensor | None  # [queries, keys], added to scores; None: is_causal
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +224,7 @@ class AttentionPlan:
         cu_seqlens_q: Tensor,
         block_size: int,
         dtype: torch.dtype,
+        sight: Sight = EVERYTHING,
     ) -> "AttentionPlan":
         """Plans block_tables [B, W], context_lens [B], cu_seqlens_q [B + 1]; masks are of dtype."""
         contexts: list[int] = context_lens.tolist()
@@ -174,12 +232,17 @@ class AttentionPlan:
         lengths = [end - start for start, end in pairwise(starts)]
         live = [i for i, context in enumerate(contexts) if context > 0]
         decodes = [i for i in live if lengths[i] == 1]
+        firsts = [sight.first_key(context - 1) for context in contexts]
         groups = tuple(
-            _decode_group(group, contexts, starts, block_tables, block_size, dtype)
-            for group in _similar_contexts(decodes, contexts)
+            _decode_group(group, firsts, contexts, starts, block_tables, block_size, dtype)
+            for group in _similar_contexts(
+                decodes, [c - f for c, f in zip(contexts, firsts, strict=True)]
+            )
         )
         prefills = tuple(
-            _prefill(starts[i], starts[i + 1], contexts[i], block_tables[i], block_size, dtype)
+            _prefill(
+                starts[i], starts[i + 1], contexts[i], block_tables[i], block_size, dtype, sight
+            )
             for i in live
             if lengths[i] > 1
         )
@@ -197,20 +260,25 @@ def _similar_contexts(sequences: list[int], contexts: list[int]) -> list[list[in
     return groups
 
 
-def _slots_of(block_tables: Tensor, context_lens: Tensor, length: int, block_size: int) -> Tensor:
-    """Slots [B, length] of the first tokens of each sequence.
+def _slots_of(
+    block_tables: Tensor, firsts: Tensor | None, ends: Tensor, length: int, block_size: int
+) -> Tensor:
+    """Slots [B, length] of the tokens of each sequence from its first one [B] on; None: from 0.
 
-    Padding repeats the sequence's own last token: a masked key still propagates NaN, in this way
-    only within the sequence.
+    Padding repeats the sequence's own last token before its end [B]: a masked key still propagates
+    NaN, in this way only within the sequence.
     """
     positions = torch.arange(length, device=block_tables.device)
-    positions = torch.minimum(positions, context_lens.unsqueeze(1).long() - 1)  # [B, length]
+    if firsts is not None:
+        positions = positions + firsts.unsqueeze(1)
+    positions = torch.minimum(positions, ends.unsqueeze(1).long() - 1)  # [B, length]
     blocks = block_tables.gather(1, positions // block_size)
     return blocks * block_size + positions % block_size
 
 
 def _decode_group(
     sequences: list[int],
+    firsts: list[int],
     contexts: list[int],
     starts: list[int],
     block_tables: Tensor,
@@ -218,15 +286,20 @@ def _decode_group(
     dtype: torch.dtype,
 ) -> DecodeGroup:
     device = block_tables.device
-    length = max(contexts[i] for i in sequences)
+    lengths = [contexts[i] - firsts[i] for i in sequences]
+    length = max(lengths)
     context_lens = torch.tensor([contexts[i] for i in sequences], device=device)
     if len(sequences) < len(contexts):
         block_tables = block_tables[torch.tensor(sequences, device=device)]
-    slots = _slots_of(block_tables, context_lens, length, block_size)
+    first_keys = None
+    if any(firsts[i] for i in sequences):
+        first_keys = torch.tensor([firsts[i] for i in sequences], device=device)
+    slots = _slots_of(block_tables, first_keys, context_lens, length, block_size)
     rows = [starts[i] for i in sequences]
     mask = None
-    if min(contexts[i] for i in sequences) < length:
-        padding = torch.arange(length, device=device) >= context_lens.unsqueeze(1)
+    if min(lengths) < length:
+        counts = torch.tensor(lengths, device=device).unsqueeze(1)
+        padding = torch.arange(length, device=device) >= counts
         mask = torch.zeros(padding.shape, dtype=dtype, device=device)
         mask = mask.masked_fill_(padding, float("-inf"))[:, None, None, :]
     is_everything = rows == list(range(starts[-1]))
@@ -239,85 +312,147 @@ def _decode_group(
 
 
 def _prefill(
-    start: int, end: int, context: int, block_table: Tensor, block_size: int, dtype: torch.dtype
+    start: int,
+    end: int,
+    context: int,
+    block_table: Tensor,
+    block_size: int,
+    dtype: torch.dtype,
+    sight: Sight,
 ) -> Prefill:
     device = block_table.device
     slots = _slots_of(
-        block_table.unsqueeze(0), torch.tensor([context], device=device), context, block_size
+        block_table.unsqueeze(0), None, torch.tensor([context], device=device), context, block_size
     )
     num_cached = context - (end - start)
     tiles = []
     for tile_start in range(start, end, QUERY_TILE):
         tile_end = min(tile_start + QUERY_TILE, end)
-        num_keys = num_cached + tile_end - start
-        first = num_keys - (tile_end - tile_start)  # position of the tile's first query
+        end_key = num_cached + tile_end - start
+        first = end_key - (tile_end - tile_start)  # position of the tile's first query
+        first_key = sight.first_key(first)
         mask = None
-        if first > 0:
-            mask = torch.full((tile_end - tile_start, num_keys), float("-inf"), device=device)
-            mask = mask.triu_(first + 1).to(dtype)
-        tiles.append(QueryTile(tile_start, tile_end, num_keys, mask))
+        if first > 0 or sight != EVERYTHING:
+            queries = torch.arange(first, end_key, device=device).unsqueeze(1)
+            keys = torch.arange(first_key, end_key, device=device)
+            mask = torch.zeros((end_key - first, end_key - first_key), dtype=dtype, device=device)
+            mask = mask.masked_fill_(sight.hides(queries, keys), float("-inf"))
+        tiles.append(QueryTile(tile_start, tile_end, first_key, end_key, mask))
     return Prefill(slots.flatten(), tuple(tiles))
 
 
 def attend(
     q: Tensor,
-    kv_rows: Tensor,
+    kv_rows: Tensor | KvRows,
     plan: AttentionPlan,
-    scale: float,
+    scoring: Scoring,
     kv_scales: Tensor | None = None,
 ) -> Tensor:
-    """Attention of q [T, H, D] by the plan -> [T, H, D]; kv_rows is [num_slots, 2, Hkv, D].
+    """Attention of q [T, H, D] by the plan -> [T, H, Dv].
 
-    `kv_scales` [4, Hkv] are those of a cache in FP8.
+    `kv_rows` is [num_slots, 2, Hkv, D], or keys and values apart. `kv_scales` [4, Hkv] are those of
+    a cache in FP8.
     """
     if len(plan.groups) == 1 and plan.groups[0].rows is None:
-        return _attend_decode(q, kv_rows, plan.groups[0], scale, kv_scales)
-    out = torch.empty_like(q) if plan.covers_all else torch.zeros_like(q)
+        return _attend_decode(q, kv_rows, plan.groups[0], scoring, kv_scales)
+    v_dim = (kv_rows.values if isinstance(kv_rows, KvRows) else kv_rows).shape[-1]
+    shape = (*q.shape[:2], v_dim)
+    out = q.new_empty(shape) if plan.covers_all else q.new_zeros(shape)
     for group in plan.groups:
         rows = slice(None) if group.rows is None else group.rows
-        out[rows] = _attend_decode(q[rows], kv_rows, group, scale, kv_scales)
+        out[rows] = _attend_decode(q[rows], kv_rows, group, scoring, kv_scales)
     for prefill in plan.prefills:
-        _attend_prefill(q, kv_rows, prefill, scale, out, kv_scales)
+        _attend_prefill(q, kv_rows, prefill, scoring, out, kv_scales)
     return out
 
 
 def _attend_decode(
-    q: Tensor, kv_rows: Tensor, group: DecodeGroup, scale: float, kv_scales: Tensor | None
+    q: Tensor,
+    kv_rows: Tensor | KvRows,
+    group: DecodeGroup,
+    scoring: Scoring,
+    kv_scales: Tensor | None,
 ) -> Tensor:
     num_seqs, num_heads, head_dim = q.shape
-    num_kv_heads = kv_rows.shape[2]
-    kv = gather(kv_rows, group.slots, q.dtype, kv_scales)
-    kv = kv.view(num_seqs, group.length, 2, num_kv_heads, head_dim)
-    k, v = kv.permute(2, 0, 3, 1, 4).unbind()  # [B, Hkv, L, D] each
+    # [B, Hkv, L, D] each
+    k, v = (
+        x.view(num_seqs, group.length, *x.shape[1:]).transpose(1, 2)
+        for x in gather(kv_rows, group.slots, q.dtype, kv_scales)
+    )
+    num_kv_heads = k.shape[1]
     # The query heads of a KV head become its queries, so that K and V are read once.
     q = q.reshape(num_seqs, num_kv_heads, num_heads // num_kv_heads, head_dim)
-    out = F.scaled_dot_product_attention(q, k, v, attn_mask=group.mask, scale=scale)
-    return out.reshape(num_seqs, num_heads, head_dim)
+    if scoring.is_plain:
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=group.mask, scale=scoring.scale)
+    else:
+        out = _weighed(q, k, v, group.mask, scoring, (num_kv_heads, -1, 1))
+    return out.reshape(num_seqs, num_heads, v.shape[-1])
 
 
 def _attend_prefill(
     q: Tensor,
-    kv_rows: Tensor,
+    kv_rows: Tensor | KvRows,
     prefill: Prefill,
-    scale: float,
+    scoring: Scoring,
     out: Tensor,
     kv_scales: Tensor | None,
 ) -> None:
-    num_heads, num_kv_heads = q.shape[1], kv_rows.shape[2]
+    num_heads = q.shape[1]
+    keys, values = gather(kv_rows, prefill.slots, q.dtype, kv_scales)  # [L, Hkv, D]
+    num_kv_heads = keys.shape[1]
     share = num_heads // num_kv_heads
-    kv = gather(kv_rows, prefill.slots, q.dtype, kv_scales).permute(1, 2, 0, 3)  # [2, Hkv, L, D]
-    k, v = kv.unsqueeze(2).expand(-1, -1, share, -1, -1)  # [Hkv, share, L, D] without a copy
+    k, v = (  # [Hkv, share, L, D] without a copy
+        x.transpose(0, 1).unsqueeze(1).expand(-1, share, -1, -1) for x in (keys, values)
+    )
     for tile in prefill.tiles:
         queries = q[tile.start : tile.end].view(-1, num_kv_heads, share, q.shape[2])
-        attended = F.scaled_dot_product_attention(
-            queries.permute(1, 2, 0, 3),
-            k[:, :, : tile.num_keys],
-            v[:, :, : tile.num_keys],
-            attn_mask=tile.mask,
-            is_causal=tile.mask is None,
-            scale=scale,
-        )
+        queries = queries.permute(1, 2, 0, 3)
+        k_seen = k[:, :, tile.first_key : tile.end_key]
+        v_seen = v[:, :, tile.first_key : tile.end_key]
+        if scoring.is_plain:
+            attended = F.scaled_dot_product_attention(
+                queries,
+                k_seen,
+                v_seen,
+                attn_mask=tile.mask,
+                is_causal=tile.mask is None,
+                scale=scoring.scale,
+            )
+        else:
+            mask = _causal(queries) if tile.mask is None else tile.mask
+            attended = _weighed(queries, k_seen, v_seen, mask, scoring, (num_kv_heads, share, 1, 1))
         out[tile.start : tile.end] = attended.permute(2, 0, 1, 3).flatten(1, 2)
+
+
+def _weighed(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    scoring: Scoring,
+    heads: tuple[int, ...],
+) -> Tensor:
+    """Attention [..., Q, D], [..., L, D] and [..., L, Dv] -> [..., Q, Dv], weights in float32.
+
+    `heads` is the shape in which the heads' sinks are broadcast to the scores.
+    """
+    scores = (q @ k.transpose(-1, -2)).float() * scoring.scale
+    if scoring.softcap is not None:
+        scores = torch.tanh(scores / scoring.softcap) * scoring.softcap
+    if mask is not None:
+        scores = scores + mask
+    if scoring.sinks is None:
+        return scores.softmax(-1).to(v.dtype) @ v
+    sinks = scoring.sinks.float().view(heads).expand(*scores.shape[:-1], 1)
+    weights = torch.cat((scores, sinks), dim=-1).softmax(-1)[..., :-1]
+    return weights.to(v.dtype) @ v
+
+
+def _causal(q: Tensor) -> Tensor:
+    """The mask [Q, Q] of queries [..., Q, D] that see the keys up to their own."""
+    num_queries = q.shape[-2]
+    mask = torch.full((num_queries, num_queries), float("-inf"), device=q.device)
+    return mask.triu_(1)
 
 
 def paged_attention(
@@ -338,7 +473,7 @@ def paged_attention(
     """
     plan = AttentionPlan.build(block_tables, context_lens, cu_seqlens_q, k_cache.shape[1], q.dtype)
     kv_rows = torch.stack((k_cache.flatten(0, 1), v_cache.flatten(0, 1)), dim=1)
-    return attend(q, kv_rows, plan, scale, kv_scales)
+    return attend(q, kv_rows, plan, Scoring(scale), kv_scales)
 
 
 def paged_decode_attention(

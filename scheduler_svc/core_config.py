@@ -26,7 +26,8 @@ def core_config(config: ServiceConfig, worker: worker_pb2.WorkerDescription) -> 
         vocab_size=worker.model.vocab_size,
         eos_token_ids=_eos_token_ids(worker.model),
         long_prefill_token_threshold=config.long_prefill_token_threshold,
-        enable_prefix_caching=config.enable_prefix_caching,
+        enable_prefix_caching=config.enable_prefix_caching and not worker.has_states,
+        has_states=worker.has_states,
         preemption=config.preemption,
         num_host_blocks=worker.num_host_blocks,
         hash_namespace=_namespace(worker),
@@ -51,6 +52,8 @@ def check_successor(before: SchedulerConfig, worker: worker_pb2.WorkerDescriptio
         raise WrongWorker("its kv_groups differ from those of the worker before it")
     if _namespace(worker) != before.hash_namespace:
         raise WrongWorker(f"its kv_dtype, {worker.kv_dtype}, differs from the worker before it")
+    if worker.has_states != before.has_states:
+        raise WrongWorker("its sequences have states in their slots, or the earlier worker's had")
     if set(before.prepared_kinds) - set(_prepared_kinds(worker)):
         raise WrongWorker("it does not prepare grammars, unlike the worker before it")
 

@@ -279,6 +279,10 @@ class WorkerGroup:
         """
         if self._config.preemption is Preemption.SWAP and not worker.num_host_blocks:
             raise WrongWorker("it has no host blocks (--host-blocks), which preemption swap needs")
+        if self._config.preemption is Preemption.SWAP and worker.has_states:
+            raise WrongWorker(
+                "its sequences have states in their slots, which preemption swap does not keep"
+            )
         if problem := problem_with_worker(self._config.speculative_config, worker):
             raise WrongWorker(problem)
         self._served.claim(self.address, worker)

@@ -26,6 +26,7 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 KV_CACHE_DTYPES = ("auto", "fp8", "fp8_e4m3", "fp8_e5m2")
 DEVICES = ("auto", "cpu", "cuda")
 LOAD_FORMATS = ("auto", "dummy")  # dummy: of config.json alone
+MODEL_IMPLS = ("auto", "native", "transformers")  # auto: native where it serves the model
 QUANTIZATIONS = ("auto", "fp8", "int8", "int4")  # auto: what the checkpoint says
 ALL_REDUCES = ("auto", "peer", "nccl")
 ATTENTION_BACKENDS = ("auto", "triton", "flash-attn")
@@ -38,6 +39,7 @@ CHOICES = {
     "attention_backend": ATTENTION_BACKENDS,
     "gemm_algorithms": GEMM_ALGORITHMS,
     "load_format": LOAD_FORMATS,
+    "model_impl": MODEL_IMPLS,
     "quantization": QUANTIZATIONS,
     "all_reduce": ALL_REDUCES,
 }
@@ -72,6 +74,7 @@ class WorkerConfig:
     port: int = 50053
     dtype: str = "auto"
     load_format: str = "auto"
+    model_impl: str = "auto"
     quantization: str = "auto"
     kv_cache_dtype: str = "auto"
     device: str = "auto"
@@ -337,6 +340,13 @@ def _add_types_and_kernels(parser: argparse.ArgumentParser) -> None:
         "auto: the model's files; dummy: random weights, made on the device of its config.json "
         "alone, to measure speed",
         LOAD_FORMATS,
+    )
+    add(
+        "--model-impl",
+        str,
+        "native: layers of pagewire; transformers: the library's, which serves more models and is "
+        "slower; auto: native where it serves the model",
+        MODEL_IMPLS,
     )
     add(
         "--quantization",

@@ -23,7 +23,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from kernels.attention.paged import check_heads, output_for
+from kernels.attention.paged import PLAIN, Traits, check_heads, output_for
 from kernels.attention.workspace import MAX_SLICES, DecodeWorkspace, decode_workspace
 from kernels.pdl import has_pdl, launch_options
 
@@ -88,6 +88,7 @@ def paged_decode_attention(
     out: torch.Tensor | None = None,
     workspace: DecodeWorkspace | None = None,
     kv_scales: torch.Tensor | None = None,
+    traits: Traits = PLAIN,
 ) -> torch.Tensor:
     """Attend to the first `context_lens[b]` cached tokens; a row of length 0 gives zeros.
 
@@ -108,6 +109,7 @@ def paged_decode_attention(
         _launch(
             q, k_cache, v_cache, block_tables, context_lens, scale, out, workspace, config, grid,
             ahead=config.block_n if pairs <= _FEW_TO_PREFETCH else 0, kv_scales=kv_scales,
+            traits=traits,
         )  # fmt: skip
     return out
 
@@ -123,6 +125,7 @@ def attend_leading(
     out: torch.Tensor,
     workspace: DecodeWorkspace | None = None,
     kv_scales: torch.Tensor | None = None,
+    traits: Traits = PLAIN,
 ) -> None:
     """Attend with the first `num_rows` [1] int32, of B at most, of q [T, H, D]; writes no other."""
     batch, num_kv_heads = len(context_lens), k_cache.shape[2]
@@ -136,7 +139,7 @@ def attend_leading(
     programs = max(min(batch, len(q)), _LEADING_PROGRAMS // num_kv_heads)
     _launch(
         q, k_cache, v_cache, block_tables, context_lens, scale, output_for(q, out), workspace,
-        config, (num_kv_heads, programs, 1), num_rows, config.block_n, kv_scales,
+        config, (num_kv_heads, programs, 1), num_rows, config.block_n, kv_scales, traits,
     )  # fmt: skip
 
 
@@ -154,6 +157,7 @@ def _launch(
     num_rows: torch.Tensor | None = None,
     ahead: int = 0,
     kv_scales: torch.Tensor | None = None,
+    traits: Traits = PLAIN,
 ) -> None:
     num_heads, head_dim = q.shape[1:]
     block_size, num_kv_heads = k_cache.shape[1:3]
@@ -167,8 +171,8 @@ def _launch(
         raise ValueError(f"workspace of {tuple(workspace.partial.shape)} is for other heads")
     _decode_kernel[grid](
         q, k_cache, v_cache, block_tables, context_lens, num_rows, out,
-        workspace.partial, workspace.stats, workspace.arrivals, kv_scales,
-        scale * _LOG2_E,
+        workspace.partial, workspace.stats, workspace.arrivals, kv_scales, traits.sinks,
+        scale * _LOG2_E, traits.softcap * _LOG2_E,
         q.stride(0), *k_cache.stride()[:3], block_tables.stride(0),
         GROUP=group,
         GROUP_PAD=max(8 if config.tokens_first else 16, triton.next_power_of_2(group)),
@@ -185,6 +189,9 @@ def _launch(
         FEW_TO_PREFETCH=_FEW_TO_PREFETCH,
         LINE=min(head_dim, _LINE_BYTES // k_cache.element_size()),
         IS_FP8=kv_scales is not None,
+        WINDOW=traits.window,
+        HAS_CAP=traits.softcap > 0,
+        HAS_SINKS=traits.sinks is not None,
         PDL=has_pdl(q),
         num_warps=config.num_warps,
         num_stages=config.num_stages,
@@ -226,6 +233,15 @@ def _fetch_ahead(
 
 
 @triton.jit
+def capped(scores: tl.tensor, cap: tl.tensor) -> tl.tensor:
+    """cap * tanh(scores / cap), for scores and cap in one unit."""
+    x = tl.minimum(tl.abs(scores) / cap, 20.0)  # tanh is 1 there
+    grown = tl.exp(2.0 * x)
+    tanh = (grown - 1.0) / (grown + 1.0)
+    return tl.where(scores < 0, -cap * tanh, cap * tanh)
+
+
+@triton.jit
 def _decode_kernel(
     q_ptr: tl.tensor,
     k_ptr: tl.tensor,
@@ -238,7 +254,9 @@ def _decode_kernel(
     stats_ptr: tl.tensor,
     arrivals_ptr: tl.tensor,
     kv_scales_ptr: tl.tensor,  # [4, KV heads] where IS_FP8
+    sinks_ptr: tl.tensor,  # [heads] where HAS_SINKS
     scale_log2: tl.tensor,
+    cap_log2: tl.tensor,  # where HAS_CAP
     stride_q: tl.tensor,
     stride_block: tl.tensor,
     stride_token: tl.tensor,
@@ -259,6 +277,9 @@ def _decode_kernel(
     FEW_TO_PREFETCH: tl.constexpr,
     LINE: tl.constexpr,
     IS_FP8: tl.constexpr,
+    WINDOW: tl.constexpr,
+    HAS_CAP: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
     PDL: tl.constexpr,
 ) -> None:
     head = tl.program_id(0)
@@ -284,9 +305,12 @@ def _decode_kernel(
     row = seq.to(tl.int64) * num_kv_heads + head  # one (sequence, KV head) pair
     out_offsets = (row * GROUP + heads)[:, None] * D + dims[None, :]
     context_len = tl.load(lens_ptr + seq)
-    per_split = tl.maximum(tl.cdiv(context_len, num_splits), MIN_SPLIT)
+    num_keys = context_len
+    if WINDOW > 0:
+        num_keys = tl.minimum(context_len, WINDOW)
+    per_split = tl.maximum(tl.cdiv(num_keys, num_splits), MIN_SPLIT)
     per_split = tl.cdiv(per_split, BLOCK_N) * BLOCK_N
-    start = split * per_split
+    start = context_len - num_keys + split * per_split
     end = tl.minimum(start + per_split, context_len)
     if start >= end:
         if PDL:
@@ -308,6 +332,11 @@ def _decode_kernel(
     q = tl.load(q_ptr + q_offsets, mask=is_head[:, None], other=0.0)  # [GROUP_PAD, D]
     peak = tl.full([GROUP_PAD], float("-inf"), tl.float32)
     total = tl.zeros([GROUP_PAD], tl.float32)
+    if HAS_SINKS:  # noqa: SIM102 - the second is known on the device alone
+        if split == 0:
+            sinks = tl.load(sinks_ptr + head * GROUP + heads, mask=is_head, other=0.0)
+            peak = sinks.to(tl.float32) * 1.4426950408889634
+            total += 1.0
     if TOKENS_FIRST:
         acc = tl.zeros([D, GROUP_PAD], tl.float32)
     else:
@@ -330,6 +359,8 @@ def _decode_kernel(
         k = tl.load(k_ptr + kv_offsets, mask=valid[:, None], other=0.0).to(q.dtype)  # [BLOCK_N, D]
         if TOKENS_FIRST:
             scores = tl.dot(k, tl.trans(q), input_precision="ieee") * scale_log2
+            if HAS_CAP:
+                scores = capped(scores, cap_log2)
             scores = tl.where(valid[:, None], scores, float("-inf"))  # [BLOCK_N, GROUP_PAD]
             new_peak = tl.maximum(peak, tl.max(scores, 0))
             weights = tl.exp2(scores - new_peak[None, :])
@@ -340,6 +371,8 @@ def _decode_kernel(
             total = total * shrink + tl.sum(weights, 0)
         else:
             scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale_log2
+            if HAS_CAP:
+                scores = capped(scores, cap_log2)
             scores = tl.where(valid[None, :], scores, float("-inf"))  # [GROUP_PAD, BLOCK_N]
             new_peak = tl.maximum(peak, tl.max(scores, 1))
             weights = tl.exp2(scores - new_peak[:, None])
@@ -354,7 +387,7 @@ def _decode_kernel(
     if IS_FP8:
         acc *= tl.load(kv_scales_ptr + num_kv_heads + head)
 
-    num_active = tl.cdiv(context_len, per_split)
+    num_active = tl.cdiv(num_keys, per_split)
     if num_active == 1:
         result = (acc / total[:, None]).to(out_ptr.dtype.element_ty)
         tl.store(out_ptr + out_offsets, result, mask=is_head[:, None])

@@ -8,6 +8,19 @@ from kernels import fp8
 
 
 @dataclass(frozen=True, slots=True)
+class Traits:
+    """The ways in which a kind of layer attends unlike others."""
+
+    window: int = 0  # keys that a query sees, its own and those before it; 0: all
+    softcap: float = 0.0  # scores become softcap * tanh(score / softcap); 0: they stay
+    # [H]: a score of each head that takes its share of the weights, and has no value.
+    sinks: torch.Tensor | None = None
+
+
+PLAIN = Traits()
+
+
+@dataclass(frozen=True, slots=True)
 class Tiles:
     """Tiles of queries, [N] int32 each; those that see the most keys should come first."""
 

@@ -19,7 +19,8 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from kernels.attention.paged import Tiles, check_heads, output_for
+from kernels.attention.decode_attention import capped
+from kernels.attention.paged import PLAIN, Tiles, Traits, check_heads, output_for
 from kernels.pdl import has_pdl, is_compiled, launch_options
 
 _LOG2_E = 1.4426950408889634
@@ -89,6 +90,7 @@ def paged_attention(
     scale: float,
     out: torch.Tensor | None = None,
     kv_scales: torch.Tensor | None = None,
+    traits: Traits = PLAIN,
 ) -> torch.Tensor:
     """Attend from tokens `cu_seqlens_q[b]` up to `cu_seqlens_q[b+1]` to sequence b's keys.
 
@@ -99,7 +101,7 @@ def paged_attention(
         raise ValueError(f"batch {batch}: {block_tables.shape=}, {cu_seqlens_q.shape=}")
     return _attend_all(
         q, k_cache, v_cache, block_tables, context_lens, cu_seqlens_q, max_seqlen_q, scale, out,
-        kv_scales=kv_scales,
+        kv_scales=kv_scales, traits=traits,
     )  # fmt: skip
 
 
@@ -114,6 +116,7 @@ def attend_tiles(
     scale: float,
     out: torch.Tensor,
     kv_scales: torch.Tensor | None = None,
+    traits: Traits = PLAIN,
 ) -> None:
     """`paged_attention` of the queries of these tiles alone; writes no other row of `out`."""
     if tiles.rows.shape != tiles.firsts.shape:
@@ -122,7 +125,7 @@ def attend_tiles(
         raise TypeError("tiles must be int32")
     _attend_all(
         q, k_cache, v_cache, block_tables, context_lens, cu_seqlens_q, tiles.max_seqlen_q, scale,
-        out, tiles, kv_scales,
+        out, tiles, kv_scales, traits,
     )  # fmt: skip
 
 
@@ -138,6 +141,7 @@ def _attend_all(
     out: torch.Tensor | None,
     tiles: Tiles | None = None,
     kv_scales: torch.Tensor | None = None,
+    traits: Traits = PLAIN,
 ) -> torch.Tensor:
     num_tokens, num_heads, head_dim = q.shape
     num_blocks, block_size, num_kv_heads, _ = k_cache.shape
@@ -164,8 +168,10 @@ def _attend_all(
         None if tiles is None else tiles.rows,
         None if tiles is None else tiles.firsts,
         kv_scales,
+        traits.sinks,
         batch,
         scale * _LOG2_E,
+        traits.softcap * _LOG2_E,
         q.stride(0), *k_cache.stride()[:3], block_tables.stride(0), num_heads * head_dim,
         GROUP=group,
         HEADS=heads_per_tile,
@@ -176,6 +182,9 @@ def _attend_all(
         BLOCK_N=config.block_n,
         HAS_TILES=tiles is not None,
         IS_FP8=kv_scales is not None,
+        WINDOW=traits.window,
+        HAS_CAP=traits.softcap > 0,
+        HAS_SINKS=traits.sinks is not None,
         WIDE=k_cache.stride(0) * num_blocks >= 2**31,
         PDL=has_pdl(q),
         num_warps=config.num_warps,
@@ -213,12 +222,15 @@ def _attend(
     start: tl.tensor,
     end: tl.tensor,
     scale_log2: tl.tensor,
+    cap_log2: tl.tensor,
     stride_block: tl.tensor,
     stride_token: tl.tensor,
     D: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     BLOCK_N: tl.constexpr,
     MASKED: tl.constexpr,
+    WINDOW: tl.constexpr,
+    HAS_CAP: tl.constexpr,
     WIDE: tl.constexpr,
 ) -> tl.tuple:
     """Fold keys [start, end) into the running softmax; unmasked, all rows see all of them."""
@@ -237,8 +249,15 @@ def _attend(
             k = tl.load(k_ptr + kv_offsets)  # [BLOCK_N, D]
         k = k.to(q.dtype)
         scores = tl.dot(q, tl.trans(k), input_precision="ieee")
+        if HAS_CAP:
+            scores = capped(scores * scale_log2, cap_log2) / scale_log2
         if MASKED:
             scores = tl.where(positions[:, None] >= tokens[None, :], scores, float("-inf"))
+        if WINDOW > 0:
+            # Not -inf, of which there could be nothing else yet: a key that is seen comes later,
+            # the row's own at last, and wipes out what these have added.
+            is_near = positions[:, None] - tokens[None, :] < WINDOW
+            scores = tl.where(is_near, scores, -1.0e30)
         new_peak = tl.maximum(peak, tl.max(scores, 1) * scale_log2)
         weights = tl.exp2(scores * scale_log2 - new_peak[:, None])
         shrink = tl.exp2(peak - new_peak)
@@ -270,8 +289,10 @@ def _prefill_kernel(
     tile_rows_ptr: tl.tensor,
     tile_firsts_ptr: tl.tensor,
     kv_scales_ptr: tl.tensor,  # [4, KV heads] where IS_FP8
+    sinks_ptr: tl.tensor,  # [heads] where HAS_SINKS
     batch: tl.tensor,
     scale_log2: tl.tensor,
+    cap_log2: tl.tensor,  # where HAS_CAP
     stride_q: tl.tensor,
     stride_block: tl.tensor,
     stride_token: tl.tensor,
@@ -287,6 +308,9 @@ def _prefill_kernel(
     BLOCK_N: tl.constexpr,
     HAS_TILES: tl.constexpr,
     IS_FP8: tl.constexpr,
+    WINDOW: tl.constexpr,
+    HAS_CAP: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
     WIDE: tl.constexpr,
     PDL: tl.constexpr,
 ) -> None:
@@ -330,16 +354,25 @@ def _prefill_kernel(
     acc = tl.zeros([BLOCK_M, D], tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    if HAS_SINKS:  # as a key whose value is zero
+        sinks = tl.load(sinks_ptr + first_head + heads, mask=heads < HEADS, other=0.0)
+        peak = sinks.to(tl.float32) * 1.4426950408889634
+        total += 1.0
     first_position = context_len - q_len + first_token
     end = tl.minimum(first_position + TOKENS, context_len)
     seen_by_all = (first_position + 1) // BLOCK_N * BLOCK_N
+    start = 0
+    if WINDOW > 0:
+        start = tl.maximum(first_position - WINDOW + 1, 0) // BLOCK_N * BLOCK_N
     acc, total, peak = _attend(
-        acc, total, peak, q, positions, k_ptr + kv_head, v_ptr + kv_head, table, 0, seen_by_all,
-        scale_log2, stride_block, stride_token, D, BLOCK_SIZE, BLOCK_N, False, WIDE,
+        acc, total, peak, q, positions, k_ptr + kv_head, v_ptr + kv_head, table, start, seen_by_all,
+        scale_log2, cap_log2, stride_block, stride_token, D, BLOCK_SIZE, BLOCK_N, False, WINDOW,
+        HAS_CAP, WIDE,
     )  # fmt: skip
     acc, total, peak = _attend(
         acc, total, peak, q, positions, k_ptr + kv_head, v_ptr + kv_head, table, seen_by_all, end,
-        scale_log2, stride_block, stride_token, D, BLOCK_SIZE, BLOCK_N, True, WIDE,
+        scale_log2, cap_log2, stride_block, stride_token, D, BLOCK_SIZE, BLOCK_N, True, WINDOW,
+        HAS_CAP, WIDE,
     )  # fmt: skip
     out_offsets = (token_ids * stride_out + head_offsets)[:, None] + dims[None, :]
     if IS_FP8:

@@ -1,7 +1,7 @@
 """The decoders that GGUF files hold and pagewire computes: names and shapes of their tensors."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from pagewire.gguf.header import GgufHeader, GgufTensor
@@ -27,16 +27,21 @@ LAYER = {
 }
 QK_NORMS = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
 QUERIES, KEYS = "attn_q", "attn_k"
+QUERY_BIAS = "blk.0.attn_q.bias"
 
 
 @dataclass(frozen=True, slots=True)
 class GgufArchitecture:
-    """A family of models under GGUF's name."""
+    """A family of models under GGUF's name.
+
+    The file's form is read here; what its config.json means, the worker's families say.
+    """
 
     name: str  # in GGUF, and the model_type of config.json
     model_class: str
     swaps_rows: bool = False  # rows of queries and keys are in the order of neighbouring pairs
     has_qk_norms: bool = False
+    switches: Mapping[str, str] = field(default_factory=dict)  # of config.json: on with this tensor
 
     @property
     def layer_names(self) -> Mapping[str, str]:
@@ -48,9 +53,16 @@ class GgufArchitecture:
 ARCHITECTURES = {
     each.name: each
     for each in (
-        GgufArchitecture("llama", "LlamaForCausalLM", swaps_rows=True),
-        GgufArchitecture("qwen2", "Qwen2ForCausalLM"),
-        GgufArchitecture("qwen3", "Qwen3ForCausalLM", has_qk_norms=True),
+        GgufArchitecture(
+            "llama",
+            "LlamaForCausalLM",
+            swaps_rows=True,
+            switches={"attention_bias": QUERY_BIAS, "mlp_bias": "blk.0.ffn_gate.bias"},
+        ),
+        GgufArchitecture("qwen2", "Qwen2ForCausalLM"),  # has its biases without a switch
+        GgufArchitecture(
+            "qwen3", "Qwen3ForCausalLM", has_qk_norms=True, switches={"attention_bias": QUERY_BIAS}
+        ),
     )
 }
 

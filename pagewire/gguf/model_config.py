@@ -80,7 +80,7 @@ def config(header: GgufHeader) -> dict[str, Any]:
         "hidden_act": "silu",
         "tie_word_embeddings": HEAD not in header.tensors,
         "torch_dtype": DTYPES.get(header.tensors["blk.0.attn_q.weight"].type_name, "float32"),
-        **_biases(header, prefix),
+        **{key: tensor in header.tensors for key, tensor in architecture.switches.items()},
     }
     rotated = header.get(f"{prefix}.{ROTATED}", int, sizes["head_dim"])
     if rotated != sizes["head_dim"]:
@@ -186,16 +186,6 @@ def _vocab_size(header: GgufHeader, prefix: str) -> int:
     if told != rows:
         header.refuse(f"{prefix}.{VOCAB_SIZE}: {told}, and {EMBEDDING} has {rows} rows")
     return rows
-
-
-def _biases(header: GgufHeader, prefix: str) -> dict[str, bool]:
-    """Which linear layers have a bias, by one tensor of each."""
-    if prefix == "qwen2":  # always on queries, keys and values
-        return {}
-    has_bias = {"attention_bias": "blk.0.attn_q.bias" in header.tensors}
-    if prefix == "llama":
-        has_bias["mlp_bias"] = "blk.0.ffn_gate.bias" in header.tensors
-    return has_bias
 
 
 def _rope_scaling(header: GgufHeader, prefix: str, head_dim: int) -> dict[str, Any] | None:

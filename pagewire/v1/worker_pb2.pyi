@@ -45,7 +45,7 @@ ROW_STATUS_DEAD_END: RowStatus
 ROW_STATUS_REFUSED: RowStatus
 
 class WorkerDescription(_message.Message):
-    __slots__ = ("model", "incarnation", "num_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens", "rank", "world_size", "device", "kv_dtype", "kv_layout", "graph_batch_sizes", "attention_backend", "num_host_blocks", "max_granted_steps", "has_state_hashes", "sends_heartbeats", "attention_timings", "rank_addresses", "all_reduce", "gemm_timings", "rehearsed_steps", "prepares_grammars", "protocol_minor", "verifies_drafts", "draft_model", "kv_groups")
+    __slots__ = ("model", "incarnation", "num_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens", "rank", "world_size", "device", "kv_dtype", "kv_layout", "graph_batch_sizes", "attention_backend", "num_host_blocks", "max_granted_steps", "has_state_hashes", "sends_heartbeats", "attention_timings", "rank_addresses", "all_reduce", "gemm_timings", "rehearsed_steps", "prepares_grammars", "protocol_minor", "verifies_drafts", "draft_model", "kv_groups", "has_states")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
@@ -73,6 +73,7 @@ class WorkerDescription(_message.Message):
     VERIFIES_DRAFTS_FIELD_NUMBER: _ClassVar[int]
     DRAFT_MODEL_FIELD_NUMBER: _ClassVar[int]
     KV_GROUPS_FIELD_NUMBER: _ClassVar[int]
+    HAS_STATES_FIELD_NUMBER: _ClassVar[int]
     model: _types_pb2.ModelInfo
     incarnation: int
     num_blocks: int
@@ -100,7 +101,8 @@ class WorkerDescription(_message.Message):
     verifies_drafts: bool
     draft_model: _types_pb2.ModelInfo
     kv_groups: _containers.RepeatedCompositeFieldContainer[KvGroup]
-    def __init__(self, model: _Optional[_Union[_types_pb2.ModelInfo, _Mapping]] = ..., incarnation: _Optional[int] = ..., num_blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ..., device: _Optional[str] = ..., kv_dtype: _Optional[str] = ..., kv_layout: _Optional[str] = ..., graph_batch_sizes: _Optional[_Iterable[int]] = ..., attention_backend: _Optional[str] = ..., num_host_blocks: _Optional[int] = ..., max_granted_steps: _Optional[int] = ..., has_state_hashes: bool = ..., sends_heartbeats: bool = ..., attention_timings: _Optional[_Iterable[_Union[AttentionTiming, _Mapping]]] = ..., rank_addresses: _Optional[_Iterable[str]] = ..., all_reduce: _Optional[str] = ..., gemm_timings: _Optional[_Iterable[_Union[_timing_pb2.GemmTiming, _Mapping]]] = ..., rehearsed_steps: _Optional[_Iterable[_Union[_timing_pb2.RehearsedStep, _Mapping]]] = ..., prepares_grammars: bool = ..., protocol_minor: _Optional[int] = ..., verifies_drafts: bool = ..., draft_model: _Optional[_Union[_types_pb2.ModelInfo, _Mapping]] = ..., kv_groups: _Optional[_Iterable[_Union[KvGroup, _Mapping]]] = ...) -> None: ...
+    has_states: bool
+    def __init__(self, model: _Optional[_Union[_types_pb2.ModelInfo, _Mapping]] = ..., incarnation: _Optional[int] = ..., num_blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ..., device: _Optional[str] = ..., kv_dtype: _Optional[str] = ..., kv_layout: _Optional[str] = ..., graph_batch_sizes: _Optional[_Iterable[int]] = ..., attention_backend: _Optional[str] = ..., num_host_blocks: _Optional[int] = ..., max_granted_steps: _Optional[int] = ..., has_state_hashes: bool = ..., sends_heartbeats: bool = ..., attention_timings: _Optional[_Iterable[_Union[AttentionTiming, _Mapping]]] = ..., rank_addresses: _Optional[_Iterable[str]] = ..., all_reduce: _Optional[str] = ..., gemm_timings: _Optional[_Iterable[_Union[_timing_pb2.GemmTiming, _Mapping]]] = ..., rehearsed_steps: _Optional[_Iterable[_Union[_timing_pb2.RehearsedStep, _Mapping]]] = ..., prepares_grammars: bool = ..., protocol_minor: _Optional[int] = ..., verifies_drafts: bool = ..., draft_model: _Optional[_Union[_types_pb2.ModelInfo, _Mapping]] = ..., kv_groups: _Optional[_Iterable[_Union[KvGroup, _Mapping]]] = ..., has_states: bool = ...) -> None: ...
 
 class KvGroup(_message.Message):
     __slots__ = ("block_size", "window", "kind")

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from kernels.attention.paged import PLAIN, Traits
 from tests.kernels.interpreted import quicken
 
 quicken()
@@ -53,7 +54,9 @@ class Paged:
     block_tables: Tensor  # [B, W] int32
     context_lens: Tensor  # [B] int32
 
-    def attention(self, q: Tensor, cu_seqlens_q: list[int], scale: float) -> Tensor:
+    def attention(
+        self, q: Tensor, cu_seqlens_q: list[int], scale: float, traits: Traits = PLAIN
+    ) -> Tensor:
         """Causal attention with a dense float32 softmax per sequence."""
         out = torch.zeros(q.shape, device=q.device)
         block_size, num_kv_heads = self.k_cache.shape[1:3]
@@ -68,8 +71,17 @@ class Paged:
             v = self.v_cache[blocks, at % block_size].float().repeat_interleave(share, 1)
             scores = torch.einsum("qhd,nhd->hqn", q[start:end].float(), k) * scale
             last_seen = torch.arange(context - (end - start), context, device=q.device)
+            if traits.softcap:
+                scores = traits.softcap * torch.tanh(scores / traits.softcap)
             scores = scores.masked_fill(at > last_seen[:, None], -math.inf)
-            out[start:end] = torch.einsum("hqn,nhd->qhd", scores.softmax(-1), v)
+            if traits.window:
+                is_far = at <= last_seen[:, None] - traits.window
+                scores = scores.masked_fill(is_far, -math.inf)
+            if traits.sinks is not None:
+                sinks = traits.sinks.float()[:, None, None].expand(*scores.shape[:2], 1)
+                scores = torch.cat((scores, sinks), -1)
+            weights = scores.softmax(-1)[..., :context]
+            out[start:end] = torch.einsum("hqn,nhd->qhd", weights, v)
         return out
 
 

@@ -67,7 +67,9 @@ class PagedBatch:
             batch.block_tables, batch.context_lens, batch.cu_seqlens_q, self.cache.block_size,
             torch.float32,
         )  # fmt: skip
-        return reference.attend(self.q.float(), self.cache.rows(0).float(), plan, scale)
+        return reference.attend(
+            self.q.float(), self.cache.rows(0).float(), plan, reference.Scoring(scale)
+        )
 
 
 def assert_close(found: Tensor, expected: Tensor) -> None:

@@ -15,7 +15,6 @@ from kernels.cpu import isa
 from tests.e2e.test_greedy_oracle import QUESTIONS, TEXTS
 from tests.oracle import first_differences
 from worker_svc.attention.batch import AttentionBatch
-from worker_svc.attention.kv_cache import KVCache
 from worker_svc.models import Decoder, load_model
 
 NUM_TOKENS, BLOCK_SIZE = 4, 16
@@ -56,17 +55,8 @@ def differing(prompts: Prompts) -> Callable[[list[tuple[int, ...]]], list[int]]:
 
 def generate(model: Decoder, prompts: Prompts) -> list[tuple[int, ...]]:
     """Greedy outputs: one step for all prompts, then one step per token of all."""
-    config = model.config
     width = -(-(max(map(len, prompts)) + NUM_TOKENS) // BLOCK_SIZE)
-    cache = KVCache(
-        num_layers=config.num_layers,
-        num_blocks=1 + width * len(prompts),
-        block_size=BLOCK_SIZE,
-        num_kv_heads=config.num_kv_heads,
-        head_dim=config.head_dim,
-        dtype=model.dtype,
-        device=CPU,
-    )
+    cache = model.new_cache(1 + width * len(prompts), BLOCK_SIZE)
     tables = torch.arange(1, 1 + width * len(prompts), dtype=torch.int32).view(len(prompts), width)
     sequences = [list(prompt) for prompt in prompts]
     num_computed = [0] * len(prompts)

@@ -13,6 +13,7 @@ from torch import Tensor
 from kernels import reference
 from kernels.attention.paged import Tiles
 from worker_svc.attention.kv_cache import KVCache
+from worker_svc.attention.rope_tables import RopeTables
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +39,17 @@ class AttentionBatch:
     # launch more.
     parts: "tuple[AttentionBatch, AttentionBatch] | None" = None
     mixed: MixedBatch | None = None  # in place of parts and lengths, in a graph
+    # [B]: whose states each sequence has, of padding below 0; None: of none.
+    slots: Tensor | None = None
 
     @classmethod
     def of_decodes(
-        cls, slot_mapping: Tensor, block_tables: Tensor, context_lens: Tensor, max_context_len: int
+        cls,
+        slot_mapping: Tensor,
+        block_tables: Tensor,
+        context_lens: Tensor,
+        max_context_len: int,
+        slots: Tensor | None = None,
     ) -> "AttentionBatch":
         """A batch of sequences that compute one token each, so T = B."""
         return cls(
@@ -51,6 +59,7 @@ class AttentionBatch:
             cu_seqlens_q=context_lens,  # a decode batch does not look at it
             max_seqlen_q=1,
             max_context_len=max_context_len,
+            slots=slots,
         )
 
     @property
@@ -93,17 +102,19 @@ class AttentionStep:
         heads: HeadLayout,
         batch: AttentionBatch,
         positions: Tensor,
-        cos_sin: Tensor,
+        ropes: RopeTables,
         kv_cache: KVCache,
         dtype: torch.dtype,
     ) -> None:
         """Of projections of this type; the cache may have another."""
         self._heads = heads
         self._kv_cache = kv_cache
-        self._cos, self._sin = reference.rotary_rows(cos_sin, positions, dtype)
+        self._rotations = [reference.rotary_rows(each, positions, dtype) for each in ropes.tables]
+        self._rotation_of = ropes.of_layer
         kept = batch.slot_mapping >= 0
         self._kept = None if bool(kept.all()) else kept
         self._slots = batch.slot_mapping if self._kept is None else batch.slot_mapping[kept]
+        self._scoring = reference.Scoring(heads.scale)
         self._plan = reference.AttentionPlan.build(
             batch.block_tables, batch.context_lens, batch.cu_seqlens_q, kv_cache.block_size, dtype
         )
@@ -118,7 +129,8 @@ class AttentionStep:
         qk, v = qkv.tensor_split((heads.num_heads + heads.num_kv_heads,), dim=1)
         if qk_norm is not None:
             qk = reference.rms_norm(qk, qk_norm, eps)
-        q, k = reference.rotate(qk, self._cos, self._sin).tensor_split((heads.num_heads,), dim=1)
+        cos, sin = self._rotations[self._rotation_of[layer]]
+        q, k = reference.rotate(qk, cos, sin).tensor_split((heads.num_heads,), dim=1)
         if self._kept is not None:
             k, v = k[self._kept], v[self._kept]
         kv_rows, scales = self._kv_cache.rows(layer), self._kv_cache.scales(layer)
@@ -128,4 +140,4 @@ class AttentionStep:
         k = k if offsets is None else k.float() - offsets
         reference.store(k, k_rows, self._slots, k_inverse)
         reference.store(v, v_rows, self._slots, v_inverse)
-        return reference.attend(q, kv_rows, self._plan, heads.scale, scales).flatten(1)
+        return reference.attend(q, kv_rows, self._plan, self._scoring, scales).flatten(1)

@@ -4,12 +4,32 @@ It owns bytes only; the scheduler assigns blocks to sequences.
 """
 
 import math
+from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from kernels import fp8
+
+
+class PagedCache(Protocol):
+    """Keys and values in blocks, moved whole."""
+
+    num_blocks: int
+    block_size: int
+    dtype: torch.dtype
+    moved_dtype: torch.dtype  # of blocks while they are moved
+
+    @property
+    def block_shape(self) -> tuple[int, ...]:
+        """The shape of one block over all layers."""
+
+    def read_blocks(self, block_ids: Tensor) -> Tensor:
+        """A copy of blocks block_ids [n], as [n, *block_shape] of `moved_dtype`."""
+
+    def write_blocks(self, block_ids: Tensor, content: Tensor) -> None:
+        """Overwrites blocks block_ids [n], none twice, with content [n, *block_shape]."""
 
 
 def block_bytes(
@@ -44,11 +64,11 @@ class KVCache:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.dtype = dtype
-        self.block_shape = (num_layers, block_size, 2, num_kv_heads, head_dim)
+        self.block_shape: tuple[int, ...] = (num_layers, block_size, 2, num_kv_heads, head_dim)
         shape = (num_layers, num_blocks, block_size, 2, num_kv_heads, head_dim)
         # FP8 is moved as bytes: torch does not index it on every device.
         self.moved_dtype = torch.uint8 if fp8.is_fp8(dtype) else dtype
-        self._blocks = _zeros(shape, self.moved_dtype, device)
+        self._blocks = zero_pages(shape, self.moved_dtype, device)
         self._scales: tuple[Tensor, ...] | None = None
         self._key_offsets: tuple[Tensor, ...] | None = None
         if fp8.is_fp8(dtype):
@@ -91,10 +111,10 @@ def empty_pages(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
         return torch.empty(shape, dtype=dtype)
     if device.type == "cuda":
         return torch.empty(shape, dtype=dtype, pin_memory=True)
-    return _zeros(shape, dtype, device)
+    return zero_pages(shape, dtype, device)
 
 
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+def zero_pages(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Zeros, because values read past a context are masked, and a mask does not hide NaN."""
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)

@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 from kernels.attention.decode_attention import attend_leading, paged_decode_attention
+from kernels.attention.paged import PLAIN, Traits
 from kernels.attention.prefill_attention import attend_tiles, paged_attention
-from kernels.attention.workspace import decode_workspace
+from kernels.attention.workspace import DecodeWorkspace, decode_workspace
 from kernels.cluster import decode_float8, decode_float8_rows
 from worker_svc.attention.batch import AttentionBatch, HeadLayout, MixedBatch
 from worker_svc.attention.kv_cache import KVCache
@@ -29,14 +30,25 @@ class TritonAttention:
 
     name = "triton"
 
-    def __init__(self, heads: HeadLayout, like: Tensor) -> None:
-        """`like` has the type and the device of what will be attended to."""
-        self._scale = heads.scale
+    def __init__(
+        self,
+        heads: HeadLayout,
+        like: Tensor,
+        scale: float | None = None,
+        traits: Traits = PLAIN,
+        workspace: DecodeWorkspace | None = None,
+    ) -> None:
+        """`like` has the type and the device of what will be attended to.
+
+        `scale` is that of the scores, by default that of the heads. Layers may share a workspace.
+        """
+        self._scale = heads.scale if scale is None else scale
+        self._traits = traits
         query = torch.empty(
             (1, heads.num_heads, heads.head_dim), dtype=like.dtype, device=like.device
         )
         # Shared by every step and every graph: steps run one after the other on one stream.
-        self._workspace = decode_workspace(query, heads.num_kv_heads)
+        self.workspace = workspace or decode_workspace(query, heads.num_kv_heads)
 
     def decode(
         self,
@@ -55,7 +67,7 @@ class TritonAttention:
                 return kernel.attend(q, k_cache, v_cache, tables, lens, self._scale, kv_scales, out)
         return paged_decode_attention(
             q, k_cache, v_cache, batch.block_tables, batch.context_lens, self._scale, out,
-            self._workspace, kv_scales,
+            self.workspace, kv_scales, self._traits,
         )  # fmt: skip
 
     def from_projection(
@@ -94,7 +106,7 @@ class TritonAttention:
         """See `Backend`."""
         return paged_attention(
             q, k_cache, v_cache, batch.block_tables, batch.context_lens, batch.cu_seqlens_q,
-            batch.max_seqlen_q, self._scale, out, kv_scales,
+            batch.max_seqlen_q, self._scale, out, kv_scales, self._traits,
         )  # fmt: skip
 
     def mixed(
@@ -110,10 +122,24 @@ class TritonAttention:
         out = torch.empty_like(q)
         attend_leading(
             q, k_cache, v_cache, batch.block_tables, mixed.decode_lens, mixed.num_decodes,
-            self._scale, out, self._workspace, kv_scales,
+            self._scale, out, self.workspace, kv_scales, self._traits,
         )  # fmt: skip
         attend_tiles(
             q, k_cache, v_cache, batch.block_tables, batch.context_lens, batch.cu_seqlens_q,
-            mixed.tiles, self._scale, out, kv_scales,
+            mixed.tiles, self._scale, out, kv_scales, self._traits,
         )  # fmt: skip
+        return out
+
+    def step(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: AttentionBatch) -> Tensor:
+        """Any step of a cache in the type of the model: [T, H, D] -> [T, H, D]."""
+        if batch.mixed is not None:
+            return self.mixed(q, k_cache, v_cache, batch, batch.mixed)
+        if batch.parts is None:
+            attend = self.decode if batch.is_decode else self.prefill
+            return attend(q, k_cache, v_cache, batch)
+        out = torch.empty_like(q)
+        decodes, prompts = batch.parts
+        n = len(decodes.context_lens)
+        self.decode(q[:n], k_cache, v_cache, decodes, out[:n])
+        self.prefill(q[n:], k_cache, v_cache, prompts, out[n:])
         return out

@@ -21,6 +21,7 @@ class LayerWeights:
     """The weights of one layer, none of which has a bias."""
 
     qkv: NormedLinear
+    cos_sin: Tensor  # [P, D] float32
     qk_norms: tuple[Tensor, Tensor] | None
     o: FusedLinear
     gate_up: NormedLinear
@@ -51,19 +52,14 @@ class ClusterLayers:
     kernels: DecodeLayer
     layers: Sequence[LayerWeights]
     final_norm: Tensor
-    cos_sin: Tensor
     buffers: _Buffers
 
     @classmethod
     def of(
-        cls,
-        kernels: DecodeLayer,
-        layers: Sequence[LayerWeights],
-        final_norm: Tensor,
-        cos_sin: Tensor,
+        cls, kernels: DecodeLayer, layers: Sequence[LayerWeights], final_norm: Tensor
     ) -> "ClusterLayers":
         """With buffers on the device of `final_norm`."""
-        return cls(kernels, layers, final_norm, cos_sin, _Buffers.of(kernels, final_norm))
+        return cls(kernels, layers, final_norm, _Buffers.of(kernels, final_norm))
 
     def shortened(self, num_layers: int) -> "ClusterLayers":
         """The first layers alone."""
@@ -79,7 +75,7 @@ class ClusterLayers:
         for index, layer in enumerate(self.layers):
             stream = kernels.attend(
                 stream, *buffers.attended, layer.qkv.norm, layer.qkv.weight, layer.qk_norms,
-                layer.o.weight, self.cos_sin, row, kv_cache.layer(index),
+                layer.o.weight, layer.cos_sin, row, kv_cache.layer(index),
             )  # fmt: skip
             stream = kernels.feed_forward(
                 stream, *buffers.fed_forward, layer.gate_up.norm, layer.gate_up.weight,

@@ -23,7 +23,7 @@ from kernels.quantized.grouped import GroupedWeight
 from kernels.quantized.rounding import quantized
 from worker_svc.attention.batch import AttentionBatch, HeadLayout
 from worker_svc.attention.kv_cache import KVCache
-from worker_svc.models.config import ModelConfig
+from worker_svc.attention.rope_tables import RopeTables
 from worker_svc.models.cpu_weights import ROWS_AT_ONCE
 from worker_svc.models.layers import MLP, Attention, RMSNorm
 from worker_svc.models.linear import Linear
@@ -31,10 +31,10 @@ from worker_svc.models.stored.weight_files import WeightError
 from worker_svc.quantization.online import Rounding
 
 
-def supports(config: ModelConfig) -> bool:
-    """Whether the model's head size and GQA group fit the kernels' fixed buffers."""
-    heads_per_kv_head = config.num_heads // config.num_kv_heads
-    return config.head_dim <= MAX_HEAD_DIM and heads_per_kv_head <= MAX_HEADS_PER_KV_HEAD
+def supports(heads: HeadLayout) -> bool:
+    """True if head size and GQA group fit the kernels' fixed buffers."""
+    heads_per_kv_head = heads.num_heads // heads.num_kv_heads
+    return heads.head_dim <= MAX_HEAD_DIM and heads_per_kv_head <= MAX_HEADS_PER_KV_HEAD
 
 
 def packed(library: Library, linear: Linear, rounding: Rounding | None = None) -> PackedLinear:
@@ -107,7 +107,7 @@ class CompiledDecoder:
         head: Linear,
         eps: float,
         heads: HeadLayout,
-        cos_sin: Tensor,
+        ropes: RopeTables,
         head_rounding: Rounding | None,
     ) -> None:
         self._library = library
@@ -116,7 +116,7 @@ class CompiledDecoder:
         self._head = packed(library, head, head_rounding)
         self._eps = eps
         self._heads = heads
-        self._cos_sin = cos_sin  # [P, D] float32
+        self._ropes = ropes
         next_norms = [layer.input_norm for layer in layers[1:]] + [final_norm]
         next_qkvs = [layer.qkv.arguments for layer in layers[1:]] + [GemmArguments()]
         # One GEMM of each kind and format: layers may differ in that of their integers.
@@ -166,13 +166,17 @@ class CompiledDecoder:
         )  # fmt: skip
         self._library.linear(hidden, first.qkv, qkv)
         tables = batch.block_tables.contiguous()
-        arguments = self._attention_arguments(positions, kv_cache, batch, tables)
-        for index, (layer, block) in enumerate(zip(self._layers, self._blocks, strict=True)):
+        arguments = [
+            self._attention_arguments(cos_sin, positions, kv_cache, batch, tables)
+            for cos_sin in self._ropes.tables
+        ]
+        layers = zip(self._layers, self._blocks, self._ropes.of_layer, strict=True)
+        for index, (layer, block, rope) in enumerate(layers):
             kv_rows = kv_cache.rows(index)
             kv_scales = kv_cache.scales(index)
             offsets = kv_cache.key_offsets(index)
             self._library.attend(
-                arguments, qkv, layer.qk_norm, kv_rows, kv_scales, attended, offsets
+                arguments[rope], qkv, layer.qk_norm, kv_rows, kv_scales, attended, offsets
             )
             self._library.decoder_block(block, stream)
         return hidden
@@ -183,8 +187,14 @@ class CompiledDecoder:
         return self._library.linear(hidden.contiguous(), self._head, out)
 
     def _attention_arguments(
-        self, positions: Tensor, kv_cache: KVCache, batch: AttentionBatch, tables: Tensor
+        self,
+        cos_sin: Tensor,
+        positions: Tensor,
+        kv_cache: KVCache,
+        batch: AttentionBatch,
+        tables: Tensor,
     ) -> AttentionArguments:
+        """Arguments of the layers that rotate by this table, [P, D] float32."""
         heads = self._heads
         return AttentionArguments(
             num_heads=heads.num_heads,
@@ -194,7 +204,7 @@ class CompiledDecoder:
             table_width=tables.shape[1],
             scale=heads.scale,
             eps=self._eps,
-            cos_sin=self._cos_sin.data_ptr(),
+            cos_sin=cos_sin.data_ptr(),
             positions=positions.data_ptr(),
             slots=batch.slot_mapping.data_ptr(),
             tables=tables.data_ptr(),

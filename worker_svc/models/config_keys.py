@@ -1,17 +1,19 @@
 """Which keys of a config.json are known, so that a new one is a refusal and not a silent error.
 
-A key is read by `config`, or it never changes what is computed, or it does so unless its value is
-neutral, which means that it asks for nothing that is not computed anyway. Any other key is refused
-by its name. null asks for nothing under every key.
+A key is read, or it never changes what is computed, or it does so unless its value is neutral,
+which means that it asks for nothing that is not computed anyway. Any other key is refused by its
+name. null asks for nothing under every key. A family adds to these tables what holds for it alone.
 """
 
 import logging
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from worker_svc.models.families.family import Family
+
 FULL_ATTENTION = "full_attention"
 
-# Keys that `config` reads for every architecture, and refuses by name where it must.
+# Keys that are read for every family, and refused by name where they must be.
 READ = frozenset(
     {
         "architectures",
@@ -34,19 +36,11 @@ READ = frozenset(
         "rope_parameters",
         "rope_scaling",
         "rope_theta",
-        "sliding_window",
         "tie_word_embeddings",
         "torch_dtype",
-        "use_sliding_window",
         "vocab_size",
     }
 )
-READ_BY: dict[str, frozenset[str]] = {
-    "LlamaForCausalLM": frozenset({"attention_bias", "mlp_bias"}),
-    "MistralForCausalLM": frozenset(),
-    "Qwen2ForCausalLM": frozenset(),
-    "Qwen3ForCausalLM": frozenset({"attention_bias"}),
-}
 
 # Keys that never change what is computed from token ids, whatever their value.
 _ORIGIN = {
@@ -165,11 +159,13 @@ _ATTENTION: dict[str, tuple[Any, ...]] = {
     "parallel_attn": (False,),
     "query_pre_attn_scalar": (),
     "rope_interleaved": (False,),
+    "sliding_window": (),
     "use_alibi": (False,),
     "use_dynamic_ntk": (False,),
     "use_logn_attn": (False,),
     "use_mrope": (False,),
     "use_parallel_residual": (False,),
+    "use_sliding_window": (False,),
 }
 _NORMS: dict[str, tuple[Any, ...]] = {
     "qk_layernorm": (False,),
@@ -209,28 +205,24 @@ _LOGITS: dict[str, tuple[Any, ...]] = {
     "suppress_tokens": ([],),
 }
 NEUTRAL = _BIASES | _FACTORS | _ATTENTION | _NORMS | _EXPERTS | _OTHER_MODELS | _LOGITS
-# Qwen2 has biases on q, k and v alone, whatever this says; the checkpoint has to hold just these.
-NEUTRAL_BY: dict[str, dict[str, tuple[Any, ...]]] = {
-    "Qwen2ForCausalLM": {"attention_bias": (False, True)},
-}
 
 log = logging.getLogger(__name__)
 
 
-def refusal(raw: Mapping[str, Any], architecture: str, ignored: Collection[str]) -> str | None:
-    """Why the configuration cannot be served, naming the key; None when every key is in order.
+def refusal(raw: Mapping[str, Any], family: Family, ignored: Collection[str]) -> str | None:
+    """The reason why a configuration is refused, naming the key; None if every key is in order.
 
     Logs each key that is refused but for `ignored`.
     """
-    read = READ | READ_BY[architecture]
+    read = READ | family.keys
     for name in sorted(read.intersection(ignored)):
         return f"ignore_config_keys: {name} is read, so it cannot be ignored"
-    neutral = NEUTRAL | NEUTRAL_BY.get(architecture, {})
+    neutral, inert = {**NEUTRAL, **family.neutral}, INERT | family.inert
     for name, value in raw.items():
-        if value is None or name in read or name in INERT or value in neutral.get(name, ()):
+        if value is None or name in read or name in inert or value in neutral.get(name, ()):
             continue
         if name not in ignored:
-            return _reason(name, value, architecture, neutral)
+            return _reason(name, value, family.architecture, neutral)
         tell_ignored(name)
     return None
 

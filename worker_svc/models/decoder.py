@@ -1,4 +1,4 @@
-"""Decoder of the Llama family: Llama, Mistral, Qwen2 and Qwen3 differ only in their config.
+"""Decoder of a `ModelSpec`: layers of attention and MLP between an embedding and a head.
 
 Runs one step over flat tokens and writes the KV cache. Independent of requests and sampling; the KV
 cache is its only state. With tensor parallelism each rank holds a shard of every layer and computes
@@ -13,17 +13,18 @@ from torch import Tensor
 
 from kernels.cpu import library
 from kernels.cpu.library import Library
-from worker_svc.attention.batch import AttentionBatch, AttentionStep, HeadLayout, LastTokens, fuses
-from worker_svc.attention.kv_cache import KVCache
+from worker_svc.attention.batch import AttentionBatch, AttentionStep, LastTokens, fuses
+from worker_svc.attention.kv_cache import KVCache, block_bytes
 from worker_svc.models import compiled
 from worker_svc.models.compiled import CompiledDecoder, CompiledLayer
-from worker_svc.models.config import ModelConfig
 from worker_svc.models.cpu_weights import activation_dtype
 from worker_svc.models.embedding import Embedding, IntegerEmbedding
+from worker_svc.models.layer_stack import LayerStack
 from worker_svc.models.layers import MLP, Attention, Destinations, RMSNorm, whole
 from worker_svc.models.linear import Linear
-from worker_svc.models.rope import cos_sin_table
+from worker_svc.models.rope import rope_tables
 from worker_svc.models.sharding import Sharding
+from worker_svc.models.spec import LayerSpec, ModelSpec, TensorNames
 from worker_svc.parallel.group import ALONE, Group
 from worker_svc.parallel.vocab_part import VocabPart
 from worker_svc.quantization.online import head_rounding
@@ -37,17 +38,19 @@ logger = logging.getLogger(__name__)
 class DecoderLayer:
     """Attention and MLP, each with a norm before it and a residual connection around it."""
 
-    def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
-        self.input_norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype, device)
-        self.attention = Attention(config, dtype, device)
-        self.post_norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype, device)
-        self.mlp = MLP(config, dtype, device)
+    def __init__(
+        self, model: ModelSpec, spec: LayerSpec, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self.input_norm = RMSNorm(model.hidden_size, model.rms_norm_eps, dtype, device)
+        self.attention = Attention(model.hidden_size, spec.mixer, model.rms_norm_eps, dtype, device)
+        self.post_norm = RMSNorm(model.hidden_size, model.rms_norm_eps, dtype, device)
+        self.mlp = MLP(model.hidden_size, spec.feed, dtype, device)
 
-    def destinations(self, prefix: str) -> Destinations:
-        yield from self.input_norm.destinations(f"{prefix}.input_layernorm")
-        yield from self.attention.destinations(f"{prefix}.self_attn")
-        yield from self.post_norm.destinations(f"{prefix}.post_attention_layernorm")
-        yield from self.mlp.destinations(f"{prefix}.mlp")
+    def destinations(self, prefix: str, names: TensorNames) -> Destinations:
+        yield from self.input_norm.destinations(f"{prefix}.{names.input_norm}")
+        yield from self.attention.destinations(f"{prefix}.{names.attention}")
+        yield from self.post_norm.destinations(f"{prefix}.{names.post_norm}")
+        yield from self.mlp.destinations(f"{prefix}.{names.mlp}")
 
     def drop_output_biases(self) -> None:
         self.attention.drop_output_bias()
@@ -66,7 +69,7 @@ class Decoder:
 
     def __init__(
         self,
-        model: ModelConfig,
+        model: ModelSpec,
         dtype: torch.dtype,
         device: torch.device,
         max_model_len: int,
@@ -76,7 +79,7 @@ class Decoder:
         """`kv_dtype` is the type of the KV cache; None: that of the weights."""
         model.check_length(max_model_len)
         self.sharding = Sharding(model, group.rank, group.size)
-        self.config = config = self.sharding.config  # this rank's sizes
+        self.spec = spec = self.sharding.spec  # this rank's sizes
         self.group = group
         self.dtype = dtype  # of weights
         self.kv_dtype = kv_dtype or dtype
@@ -84,25 +87,27 @@ class Decoder:
         self.key_offsets: Tensor | None = None  # [L, Hkv, D], of a cache in FP8; None: 0
         self._activation_dtype = activation_dtype(dtype, device)  # where neither kernels run
         self.device = device
-        self.heads = HeadLayout(config.num_heads, config.num_kv_heads, config.head_dim)
-        self._cos_sin = cos_sin_table(config.rope, config.head_dim, max_model_len).to(device)
-        self._table = self._head = _per_token(config, dtype, device)  # [V, hidden]
-        self._layers = [DecoderLayer(config, dtype, device) for _ in range(config.num_layers)]
-        self._final_norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype, device)
-        if not config.tie_word_embeddings:
-            self._head = _per_token(config, dtype, device)
+        self.heads = heads = spec.uniform.mixer.heads
+        of_layers = [layer.mixer.rope for layer in spec.layers]
+        self._ropes = rope_tables(spec.ropes, of_layers, heads.head_dim, max_model_len, device)
+        self._table = self._head = _per_token(spec, dtype, device)  # [V, hidden]
+        self._layers = [DecoderLayer(spec, layer, dtype, device) for layer in spec.layers]
+        self._final_norm = RMSNorm(spec.hidden_size, spec.rms_norm_eps, dtype, device)
+        if not spec.tie_word_embeddings:
+            self._head = _per_token(spec, dtype, device)
         # `pack` selects the implementation of the layers: Triton kernels on CUDA, C kernels on CPU,
         # or torch if neither is available, which on CPU may widen narrow weights.
         self.fused: FusedDecoder | None = None
         self._compiled: CompiledDecoder | None = None
 
     def destinations(self) -> Destinations:
-        yield from whole("model.embed_tokens", self._table)
+        names = self.spec.names
+        yield from whole(names.embedding, self._table)
         for index, layer in enumerate(self._layers):
-            yield from layer.destinations(f"model.layers.{index}")
-        yield from self._final_norm.destinations("model.norm")
-        if not self.config.tie_word_embeddings:
-            yield from whole("lm_head", self._head)
+            yield from layer.destinations(f"{names.layers}.{index}", names)
+        yield from self._final_norm.destinations(names.final_norm)
+        if not self.spec.tie_word_embeddings:
+            yield from whole(names.head, self._head)
 
     def pack(self) -> None:
         """Once, when all weights are filled."""
@@ -111,7 +116,7 @@ class Decoder:
             for layer in self._layers:
                 layer.drop_output_biases()
         # The C kernels run from norm to norm in one call, which leaves no place for an all-reduce.
-        if self.device.type == "cpu" and self.group.size == 1 and compiled.supports(self.config):
+        if self.device.type == "cpu" and self.group.size == 1 and compiled.supports(self.heads):
             cpu_library = library.load(self.dtype, kv_dtype=self.kv_dtype)
             if cpu_library is not None:
                 self._compiled = self._compile(cpu_library)
@@ -121,8 +126,13 @@ class Decoder:
         self._final_norm.pack(self._activation_dtype)
         self._head.pack()
         # On the meta device nothing runs; precompilation uses it to find the kernels for CUDA.
-        if self.device.type in ("cuda", "meta") and fuses(self.config.head_dim):
+        if self.device.type in ("cuda", "meta") and fuses(self.heads.head_dim):
             self.fused = self._fuse()
+
+    @property
+    def stack(self) -> LayerStack | None:
+        """The layers that graphs record; None: a step is computed to its end when launched."""
+        return self.fused
 
     @property
     def attention_backend(self) -> str:
@@ -134,14 +144,36 @@ class Decoder:
         name = self.fused.attention.name
         return name if self.fused.one_row is None else f"{name}, cluster for one row"
 
+    @property
+    def states(self) -> None:
+        """None: keys and values are all that a sequence leaves."""
+
+    def make_states(self, max_num_seqs: int) -> None:
+        """Has nothing to allocate."""
+
+    def kv_layout(self, num_blocks: int, block_size: int) -> str:
+        """The sizes of a cache of so many blocks, in words."""
+        sizes = num_blocks, block_size, self.heads.num_kv_heads, self.heads.head_dim
+        return f"[num_blocks, block_size, num_kv_heads, head_dim] = {list(sizes)}"
+
+    def block_bytes(self, block_size: int) -> int:
+        """Bytes of one block over all layers."""
+        return block_bytes(
+            num_layers=self.spec.num_layers,
+            block_size=block_size,
+            num_kv_heads=self.heads.num_kv_heads,
+            head_dim=self.heads.head_dim,
+            dtype=self.kv_dtype,
+        )
+
     def new_cache(self, num_blocks: int, block_size: int) -> KVCache:
         """An empty KV cache for this model."""
         return KVCache(
-            num_layers=self.config.num_layers,
+            num_layers=self.spec.num_layers,
             num_blocks=num_blocks,
             block_size=block_size,
-            num_kv_heads=self.config.num_kv_heads,
-            head_dim=self.config.head_dim,
+            num_kv_heads=self.heads.num_kv_heads,
+            head_dim=self.heads.head_dim,
             dtype=self.kv_dtype,
             device=self.device,
             scales=self.kv_scales,
@@ -169,7 +201,7 @@ class Decoder:
             return self._compiled.forward(residual, positions, kv_cache, batch)
         dtype = self._activation_dtype
         residual = residual.to(dtype)
-        step = AttentionStep(self.heads, batch, positions, self._cos_sin, kv_cache, dtype)
+        step = AttentionStep(self.heads, batch, positions, self._ropes, kv_cache, dtype)
         hidden = self._layers[0].input_norm(residual)
         next_norms = [layer.input_norm for layer in self._layers[1:]] + [self._final_norm]
         for index, (layer, next_norm) in enumerate(zip(self._layers, next_norms, strict=True)):
@@ -216,33 +248,36 @@ class Decoder:
             layers,
             self._final_norm.weight,
             self._head,
-            self.config.rms_norm_eps,
+            self.spec.rms_norm_eps,
             self.heads,
-            self._cos_sin,
-            head_rounding(self.config.quantization),
+            self._ropes,
+            head_rounding(self.spec.quantization),
         )
 
     def _fuse(self) -> "FusedDecoder":
         from worker_svc.models import fused  # noqa: PLC0415 - needs Triton
 
         layers = [
-            fused.FusedLayer.of(layer.input_norm, layer.attention, layer.post_norm, layer.mlp)
-            for layer in self._layers
+            fused.FusedLayer.of(
+                self._ropes.layer(index),
+                layer.input_norm,
+                layer.attention,
+                layer.post_norm,
+                layer.mlp,
+            )
+            for index, layer in enumerate(self._layers)
         ]
         return fused.FusedDecoder(
             Embedding(self._table.weight, self.sharding.first_token, self.group),
             layers,
             self._final_norm.weight,
             self._head.weight,
-            self.config.rms_norm_eps,
+            self.spec.rms_norm_eps,
             self.heads,
-            self._cos_sin,
             self.group,
         )
 
 
-def _per_token(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> Linear:
+def _per_token(spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> Linear:
     """Weights [V, hidden]: a table of embeddings, or a head."""
-    return Linear.empty(
-        config.hidden_size, config.vocab_size, bias=False, dtype=dtype, device=device
-    )
+    return Linear.empty(spec.hidden_size, spec.vocab_size, bias=False, dtype=dtype, device=device)

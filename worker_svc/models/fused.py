@@ -31,6 +31,7 @@ from worker_svc.models.fused_gemms import (
     with_gemms,
 )
 from worker_svc.models.gemm_choices import Choices
+from worker_svc.models.layer_stack import TileHeads
 from worker_svc.models.layers import MLP, Attention, RMSNorm
 from worker_svc.models.stored.narrow_gemms import (
     NarrowLinear,
@@ -54,6 +55,7 @@ class FusedLayer:
     """The weights of one decoder layer."""
 
     qkv: NormedGemm
+    cos_sin: Tensor  # [P, D] float32
     qk_norms: tuple[Tensor, Tensor] | None  # [D] each; None for models without QK norm
     o: Gemm
     gate_up: NormedGemm
@@ -61,11 +63,17 @@ class FusedLayer:
 
     @classmethod
     def of(
-        cls, input_norm: RMSNorm, attention: Attention, post_norm: RMSNorm, mlp: MLP
+        cls,
+        cos_sin: Tensor,
+        input_norm: RMSNorm,
+        attention: Attention,
+        post_norm: RMSNorm,
+        mlp: MLP,
     ) -> "FusedLayer":
         (qkv, o), (gate_up, down) = attention.linears, mlp.linears
         return cls(
             normed_gemm_of(input_norm, qkv),
+            cos_sin,
             attention.qk_norms,
             gemm_of(o),
             normed_gemm_of(post_norm, gate_up),
@@ -86,7 +94,7 @@ class FusedLayer:
             return None
         if not isinstance(o, FusedLinear) or not isinstance(down, FusedLinear):
             return None
-        return LayerWeights(qkv, self.qk_norms, o, gate_up, down)
+        return LayerWeights(qkv, self.cos_sin, self.qk_norms, o, gate_up, down)
 
     def weights(self, adds: bool) -> Iterator[tuple[GemmKind, Tensor]]:
         """Kind and weight of the layer's GEMMs; `adds`: whether o and down add to the residual."""
@@ -129,7 +137,6 @@ class FusedDecoder:
         head: Tensor,
         eps: float,
         heads: HeadLayout,
-        cos_sin: Tensor,
         group: Group,
     ) -> None:
         self._embedding = embedding
@@ -138,7 +145,7 @@ class FusedDecoder:
         self._final_norm = final_norm
         self._head = FusedLinear(head, None)
         self._eps = eps
-        self._cos_sin = cos_sin
+        self._heads = heads
         self.triton = TritonAttention(heads, head)
         # Can be replaced until the first graph is captured.
         self.attention = AttentionChoice(self.triton, self.triton)
@@ -166,7 +173,7 @@ class FusedDecoder:
         plain = [layer for layer in layers if layer is not None]
         if len(plain) < len(layers):
             raise TypeError("clusters multiply plain weights only")
-        return ClusterLayers.of(kernels, plain, self._final_norm, self._cos_sin)
+        return ClusterLayers.of(kernels, plain, self._final_norm)
 
     def with_one_row(self, one_row: ClusterLayers | None) -> "FusedDecoder":
         """The same decoder with these layers for one row."""
@@ -201,9 +208,9 @@ class FusedDecoder:
         With `last` the last layer computes only keys and values for the other tokens.
         """
         if last is not None:
-            hidden, q = self.begin(token_ids, positions, kv_cache, batch)
+            hidden, q = self._begin(token_ids, positions, kv_cache, batch)
             hidden, q, batch = _of_last(last, hidden, q)
-            return self.finish(hidden, q, kv_cache, batch) if len(q) else hidden.residual
+            return self._finish(hidden, q, kv_cache, batch) if len(q) else hidden.residual
         if self.one_row is not None and len(token_ids) == 1 and batch.is_decode:
             return self.one_row.forward(self._embedding(token_ids), positions, kv_cache, batch)
         hidden = self._embed(token_ids)
@@ -211,24 +218,55 @@ class FusedDecoder:
             hidden = self._layer(index, hidden, positions, kv_cache, batch)
         return self._normed(hidden)
 
+    @property
+    def splits(self) -> bool:
+        """True: see `begin` and `finish`."""
+        return True
+
+    @property
+    def carried_widths(self) -> tuple[int, int]:
+        """The widths of the residual, and of the queries of the last layer."""
+        return len(self._final_norm), self._heads.num_heads * self._heads.head_dim
+
+    @property
+    def tile_heads(self) -> TileHeads:
+        """The heads of all layers' attention."""
+        heads = self._heads
+        return TileHeads(heads.num_heads, heads.num_kv_heads, heads.head_dim)
+
     def begin(
         self, token_ids: Tensor, positions: Tensor, kv_cache: KVCache, batch: AttentionBatch
-    ) -> tuple[Hidden, Tensor]:
-        """Everything before the last layer's attention: the residual, and its queries [T, H, D].
+    ) -> tuple[Tensor, Tensor]:
+        """Everything before the last layer's attention: the residual, and queries [T, H * D].
 
         All keys and values are in the cache then.
         """
+        hidden, q = self._begin(token_ids, positions, kv_cache, batch)
+        return hidden.residual, q.flatten(1)
+
+    def finish(
+        self, carried: tuple[Tensor, Tensor], kv_cache: KVCache, batch: AttentionBatch
+    ) -> Tensor:
+        """The rest for some rows of what `begin` returns: hidden states [R, hidden], normed.
+
+        The residual may be overwritten.
+        """
+        residual, q = carried
+        queries = q.view(len(q), -1, self._heads.head_dim)
+        return self._finish(Hidden(residual), queries, kv_cache, batch)
+
+    def _begin(
+        self, token_ids: Tensor, positions: Tensor, kv_cache: KVCache, batch: AttentionBatch
+    ) -> tuple[Hidden, Tensor]:
         hidden, last = self._embed(token_ids), len(self._layers) - 1
         for index in range(last):
             hidden = self._layer(index, hidden, positions, kv_cache, batch)
         qkv, rms_of = self._layers[last].qkv(hidden, self._eps)
         return hidden, self._write_kv(last, qkv, rms_of, positions, kv_cache, batch)
 
-    def finish(self, hidden: Hidden, q: Tensor, kv_cache: KVCache, batch: AttentionBatch) -> Tensor:
-        """The rest for some rows of what `begin` returns: hidden states [R, hidden], normed.
-
-        The residual may be overwritten.
-        """
+    def _finish(
+        self, hidden: Hidden, q: Tensor, kv_cache: KVCache, batch: AttentionBatch
+    ) -> Tensor:
         last = len(self._layers) - 1
         return self._normed(self._close(last, hidden, self._attend(last, q, kv_cache, batch)))
 
@@ -251,7 +289,7 @@ class FusedDecoder:
         qkv, rms_of = layer.qkv(hidden, self._eps)  # [T, (H + 2 Hkv) D]
         attended = None
         if rms_of is None and self.attention.decode is self.triton:
-            rotary = Rotary(positions, self._cos_sin, layer.qk_norms, self._eps)
+            rotary = Rotary(positions, layer.cos_sin, layer.qk_norms, self._eps)
             attended = self.triton.from_projection(qkv, rotary, kv_cache, index, batch)
         if attended is None:
             q = self._write_kv(index, qkv, rms_of, positions, kv_cache, batch)
@@ -269,9 +307,10 @@ class FusedDecoder:
     ) -> Tensor:
         """A layer's queries [T, H, D]; its keys and values go to the cache."""
         k_cache, v_cache = kv_cache.layer(index)
-        q_norm, k_norm = self._layers[index].qk_norms or (None, None)
+        layer = self._layers[index]
+        q_norm, k_norm = layer.qk_norms or (None, None)
         return norm_rope_write_kv(
-            qkv, positions, self._cos_sin, k_cache, v_cache, batch.slot_mapping,
+            qkv, positions, layer.cos_sin, k_cache, v_cache, batch.slot_mapping,
             q_norm, k_norm, self._eps, rms_of, kv_cache.scales(index), kv_cache.key_offsets(index),
         )  # fmt: skip
 

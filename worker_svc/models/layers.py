@@ -12,8 +12,8 @@ from torch import Tensor
 
 from kernels import reference
 from worker_svc.attention.batch import AttentionStep
-from worker_svc.models.config import ModelConfig
 from worker_svc.models.linear import Linear
+from worker_svc.models.spec import AttentionSpec, MlpSpec
 from worker_svc.models.weights import Destination
 
 # (name in the checkpoint, what its tensor fills).
@@ -45,27 +45,33 @@ class RMSNorm:
 class Attention:
     """QKV projection as one linear layer, rotary embedding, attention, output projection."""
 
-    def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
-        q_size = config.num_heads * config.head_dim
-        kv_size = config.num_kv_heads * config.head_dim
+    def __init__(
+        self,
+        hidden: int,
+        spec: AttentionSpec,
+        eps: float,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        """`eps` is that of the norms of queries and keys."""
+        q_size = spec.num_heads * spec.head_dim
+        kv_size = spec.num_kv_heads * spec.head_dim
         self._sizes = {"q_proj": q_size, "k_proj": kv_size, "v_proj": kv_size}
-        self._eps = config.rms_norm_eps
+        self._eps = eps
         self._qkv = Linear.empty(
-            config.hidden_size,
+            hidden,
             q_size + 2 * kv_size,
-            bias=config.qkv_bias,
+            bias=spec.qkv_bias,
             dtype=dtype,
             device=device,
         )
-        self._o = Linear.empty(
-            q_size, config.hidden_size, bias=config.o_bias, dtype=dtype, device=device
-        )
+        self._o = Linear.empty(q_size, hidden, bias=spec.o_bias, dtype=dtype, device=device)
         self._norms: tuple[Tensor, Tensor] | None = None
         self._qk_norm: Tensor | None = None
-        if config.qk_norm:
-            num_heads = config.num_heads + config.num_kv_heads
-            self._qk_norm = torch.empty((num_heads, config.head_dim), dtype=dtype, device=device)
-            q_norm, k_norm = self._qk_norm.tensor_split((config.num_heads,))
+        if spec.qk_norm:
+            num_heads = spec.num_heads + spec.num_kv_heads
+            self._qk_norm = torch.empty((num_heads, spec.head_dim), dtype=dtype, device=device)
+            q_norm, k_norm = self._qk_norm.tensor_split((spec.num_heads,))
             self._norms = q_norm, k_norm
 
     def destinations(self, prefix: str) -> Destinations:
@@ -108,13 +114,13 @@ class Attention:
 class MLP:
     """Gate and up projections as one linear layer, SiLU, down projection."""
 
-    def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
-        inner, hidden = config.intermediate_size, config.hidden_size
+    def __init__(
+        self, hidden: int, spec: MlpSpec, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        inner = spec.intermediate_size
         self._sizes = {"gate_proj": inner, "up_proj": inner}
-        self._gate_up = Linear.empty(
-            hidden, 2 * inner, bias=config.mlp_bias, dtype=dtype, device=device
-        )
-        self._down = Linear.empty(inner, hidden, bias=config.mlp_bias, dtype=dtype, device=device)
+        self._gate_up = Linear.empty(hidden, 2 * inner, bias=spec.bias, dtype=dtype, device=device)
+        self._down = Linear.empty(inner, hidden, bias=spec.bias, dtype=dtype, device=device)
 
     def destinations(self, prefix: str) -> Destinations:
         yield from _parts(prefix, self._sizes, self._gate_up)

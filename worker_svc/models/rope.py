@@ -1,13 +1,16 @@
-"""Rotary position embedding: builds the cos/sin table with the checkpoint's scaling.
+"""Rotary position embedding: builds cos/sin tables with the checkpoint's scaling.
 
 The kernels read one row per position and apply it.
 """
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from worker_svc.attention.rope_tables import RopeTables
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +95,30 @@ class RotaryConfig:
 
     theta: float
     scaling: Scaling | None = None
+
+
+def rope_tables(
+    ropes: Mapping[str, RotaryConfig],
+    of_layers: Sequence[str | None],
+    head_dim: int,
+    length: int,
+    device: torch.device,
+) -> RopeTables:
+    """Tables for layers that rotate by these names, or not at all: None."""
+    names = list(dict.fromkeys(of_layers))
+    tables = (
+        _no_rotation(head_dim, length)
+        if name is None
+        else cos_sin_table(ropes[name], head_dim, length)
+        for name in names
+    )
+    of_layer = tuple(names.index(name) for name in of_layers)
+    return RopeTables(tuple(table.to(device) for table in tables), of_layer)
+
+
+def _no_rotation(head_dim: int, length: int) -> Tensor:
+    """A table that leaves queries and keys as they are, so that all layers run the same code."""
+    return torch.cat((torch.ones(length, head_dim // 2), torch.zeros(length, head_dim // 2)), dim=1)
 
 
 def cos_sin_table(config: RotaryConfig, head_dim: int, length: int) -> Tensor:

@@ -4,92 +4,79 @@ Attention is sharded by heads, the MLP by its inner dimension, embedding and LM 
 With more ranks than KV heads several ranks hold the same KV head, each with different query heads.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
-from worker_svc.models.config import ModelConfig, UnsupportedModel
+from worker_svc.models.spec import AttentionSpec, MlpSpec, ModelSpec, UnsupportedModel
 from worker_svc.models.weights import Share
-
-# The sharded dimension of a checkpoint's tensor, by the end of its name; other tensors are whole on
-# every rank. Rows of a weight are outputs, so the linear layer after a sharded one is sharded by
-# its inputs.
-DIVIDED = {
-    "embed_tokens.weight": 0,
-    "lm_head.weight": 0,
-    "q_proj.weight": 0,
-    "q_proj.bias": 0,
-    "k_proj.weight": 0,
-    "k_proj.bias": 0,
-    "v_proj.weight": 0,
-    "v_proj.bias": 0,
-    "o_proj.weight": 1,
-    "gate_proj.weight": 0,
-    "gate_proj.bias": 0,
-    "up_proj.weight": 0,
-    "up_proj.bias": 0,
-    "down_proj.weight": 1,
-}
 
 
 @dataclass(frozen=True, slots=True)
 class Sharding:
     """One rank's shard. Raises UnsupportedModel, naming the size that does not divide."""
 
-    whole: ModelConfig
+    whole: ModelSpec
     rank: int
     size: int
+    spec: ModelSpec = field(init=False)  # the model with the sizes of one rank
 
     def __post_init__(self) -> None:
-        whole, size = self.whole, self.size
-        self._check("num_attention_heads", whole.num_heads)
-        self._check("intermediate_size", whole.intermediate_size)
-        self._check("vocab_size", whole.vocab_size)
-        if size < whole.num_kv_heads:
-            self._check("num_key_value_heads", whole.num_kv_heads)
-        elif size % whole.num_kv_heads:
-            raise UnsupportedModel(
-                f"tensor_parallel_size: {size} ranks are no multiple of "
-                f"{whole.num_kv_heads} num_key_value_heads"
-            )
-
-    @property
-    def config(self) -> ModelConfig:
-        """The model's configuration with the sizes of one rank."""
-        whole, size = self.whole, self.size
-        if size == 1:
-            return whole
-        return replace(
-            whole,
-            vocab_size=whole.vocab_size // size,
-            intermediate_size=whole.intermediate_size // size,
-            num_heads=whole.num_heads // size,
-            num_kv_heads=max(1, whole.num_kv_heads // size),
-        )
+        object.__setattr__(self, "spec", _part(self.whole, self.size))
 
     @property
     def first_token(self) -> int:
         """The first token id in this rank's part of the vocabulary."""
-        return self.rank * self.config.vocab_size
+        return self.rank * self.spec.vocab_size
 
     @property
     def kv_heads(self) -> slice:
         """This rank's KV heads, among those of the whole model."""
-        count = self.config.num_kv_heads
-        first = self.rank * self.whole.num_kv_heads // self.size
+        count = self.spec.uniform.mixer.num_kv_heads
+        first = self.rank * self.whole.uniform.mixer.num_kv_heads // self.size
         return slice(first, first + count)
 
     def share(self, name: str) -> Share | None:
         """The shard of a checkpoint's tensor that this rank reads; None: the whole tensor."""
         end = ".".join(name.rsplit(".", 2)[-2:])
-        if self.size == 1 or end not in DIVIDED:
+        divided = self.whole.names.divided
+        if self.size == 1 or end not in divided:
             return None
+        count = self.size
         if end.startswith(("k_proj", "v_proj")):
-            count = min(self.size, self.whole.num_kv_heads)
-        else:
-            count = self.size
-        return Share(DIVIDED[end], self.rank // (self.size // count), count)
+            count = min(count, self.whole.uniform.mixer.num_kv_heads)
+        return Share(divided[end], self.rank // (self.size // count), count)
 
-    def _check(self, name: str, value: int) -> None:
-        if value % self.size:
-            raise UnsupportedModel(
-                f"{name}: {value} does not divide among tensor_parallel_size {self.size}"
-            )
+
+def _part(whole: ModelSpec, size: int) -> ModelSpec:
+    """The model with the sizes of one of `size` ranks."""
+    if size == 1:
+        return whole
+    layers = tuple(
+        replace(layer, mixer=_attention(layer.mixer, size), feed=_mlp(layer.feed, size))
+        for layer in whole.layers
+    )
+    return replace(whole, layers=layers, vocab_size=_quotient("vocab_size", whole.vocab_size, size))
+
+
+def _attention(whole: AttentionSpec, size: int) -> AttentionSpec:
+    num_heads = _quotient("num_attention_heads", whole.num_heads, size)
+    if size < whole.num_kv_heads:
+        num_kv_heads = _quotient("num_key_value_heads", whole.num_kv_heads, size)
+    elif size % whole.num_kv_heads:
+        raise UnsupportedModel(
+            f"tensor_parallel_size: {size} ranks are no multiple of "
+            f"{whole.num_kv_heads} num_key_value_heads"
+        )
+    else:
+        num_kv_heads = 1
+    return replace(whole, num_heads=num_heads, num_kv_heads=num_kv_heads)
+
+
+def _mlp(whole: MlpSpec, size: int) -> MlpSpec:
+    inner = _quotient("intermediate_size", whole.intermediate_size, size)
+    return replace(whole, intermediate_size=inner)
+
+
+def _quotient(name: str, value: int, size: int) -> int:
+    if value % size:
+        raise UnsupportedModel(f"{name}: {value} does not divide among tensor_parallel_size {size}")
+    return value // size

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from worker_svc.attention.kv_cache import KVCache, empty_pages
+from worker_svc.attention.kv_cache import PagedCache, empty_pages
 from worker_svc.device.transfer import upload
 from worker_svc.protocol.step import IntColumn, StepMoves
 
@@ -19,7 +19,7 @@ _BLOCKS_AT_ONCE = 32
 class BlockMover:
     """The KV cache's blocks and the host's."""
 
-    def __init__(self, kv_cache: KVCache, num_host_blocks: int, device: torch.device) -> None:
+    def __init__(self, kv_cache: PagedCache, num_host_blocks: int, device: torch.device) -> None:
         self._kv_cache = kv_cache
         self._device = device
         # A block's layers are contiguous here, so that one copy moves it.

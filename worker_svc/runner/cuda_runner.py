@@ -15,9 +15,9 @@ from functools import partial
 
 import torch
 
-from worker_svc.attention.kv_cache import KVCache
+from worker_svc.attention.kv_cache import PagedCache
 from worker_svc.device.step_clock import StepClock
-from worker_svc.models import Decoder
+from worker_svc.models.step_model import StepModel
 from worker_svc.protocol.step import (
     Limits,
     StepTimings,
@@ -53,23 +53,26 @@ class CudaRunner(ModelRunner):
     """A loaded model with its cache, its slots and, once warm, its graphs."""
 
     is_asynchronous = True
-    verifies_drafts = True
 
     def __init__(
         self,
-        model: Decoder,
-        kv_cache: KVCache,
+        model: StepModel,
+        kv_cache: PagedCache,
         limits: Limits,
         device: torch.device,
         grammars: Grammars | None = None,
     ) -> None:
         super().__init__(model, kv_cache, limits, device, grammars)
-        assert model.fused is not None  # what it cannot run goes to an EagerRunner
+        assert model.stack is not None  # what graphs cannot record goes to an EagerRunner
         self.slots = SlotsOnDevice(self.state)
         self.state.grammars.fill_for(device, limits.max_num_seqs)
         self._decode_graphs = DecodeGraphs(model, kv_cache, self.slots, limits)
-        self._step_graphs = StepGraphs(model, kv_cache, self.slots, limits)
-        self._asked_graphs = AskedGraphs(self._step_graphs, self.slots, limits)
+        # Without them steps with prompts are computed kernel by kernel.
+        self._step_graphs: StepGraphs | None = None
+        self._asked_graphs: AskedGraphs | None = None
+        if model.stack.splits:
+            self._step_graphs = StepGraphs(model, kv_cache, self.slots, limits)
+            self._asked_graphs = AskedGraphs(self._step_graphs, self.slots, limits)
         self.graph_bytes = 0  # of the device's memory; known once warm
 
     @property
@@ -101,8 +104,9 @@ class CudaRunner(ModelRunner):
 
     def _capture(self, largest_only: bool = False) -> None:
         pool = torch.cuda.graph_pool_handle()
-        self._step_graphs.capture(pool, largest_only)
-        self._asked_graphs.capture(pool, largest_only)
+        for graphs in (self._step_graphs, self._asked_graphs):
+            if graphs is not None:
+                graphs.capture(pool, largest_only)
         self._decode_graphs.capture(pool, largest_only)
         if self.draft_model is not None:
             self.draft_model.capture(pool, largest_only)
@@ -112,7 +116,9 @@ class CudaRunner(ModelRunner):
         prefills: list[Callable[[], None]] = [
             partial(self._rehearse, lengths) for lengths in self._prefill_lengths()
         ]
-        prefills += [*self._step_graphs.rehearsals(), *self._asked_graphs.rehearsals()]
+        for graphs in (self._step_graphs, self._asked_graphs):
+            if graphs is not None:
+                prefills += graphs.rehearsals()
         prefills.append(self.slots.rehearse)
         return prefills, self._decode_graphs.rehearsals()
 
@@ -192,7 +198,7 @@ class CudaRunner(ModelRunner):
         if not len(rows.slots):
             return ComputePlan()
         is_plain = self._is_plain(staged)
-        if parts or (rows.is_decode and is_plain):
+        if parts or (rows.is_decode and is_plain) or self._step_graphs is None:
             return ComputePlan(is_plain)
         step_map = self._step_graphs.map(rows)
         # Appended blocks are written ahead of the graph, so their sequence must be there by then.
@@ -230,28 +236,30 @@ class CudaRunner(ModelRunner):
     ) -> Computed:
         """By the graphs of steps; what rows ask for in addition is launched after the first."""
         rows, sampling = staged.rows, None
+        graphs, asked_graphs = self._step_graphs, self._asked_graphs
+        assert graphs is not None and asked_graphs is not None  # the map is theirs
         # Before the model is launched, so that masks are filled while it computes.
         is_early = staged.table.columns["has_grammar"][rows.slots].any()
         if is_early and not is_plain:
             sampling = self.state.sampling_rows(staged)
         prepare_us = us_since(started)
         clock.begin()
-        self._step_graphs.begin(step_map)
+        graphs.begin(step_map)
         clock.mark()
         if not step_map.num_sampled:
             clock.mark()
             return Computed(prepare_us)
         if is_plain:
             filters = asked.may_filter(staged.table.columns, rows.slots)
-            self._step_graphs.sample(step_map, filters)
+            graphs.sample(step_map, filters)
             clock.mark()
             return Computed(prepare_us, step_map.places)
         if sampling is None:
             sampling = self.state.sampling_rows(staged)
-        placed = self._step_graphs.logits(step_map)
-        if rows.drafts is None and self._asked_graphs.hold(step_map, sampling):
+        placed = graphs.logits(step_map)
+        if rows.drafts is None and asked_graphs.hold(step_map, sampling):
             filters = bool(sampling.is_filtered.any())
-            extras = self._asked_graphs.sample(step_map, staged, sampling, filters)
+            extras = asked_graphs.sample(step_map, staged, sampling, filters)
             clock.mark()
             return Computed(prepare_us, step_map.places, extras)
         given = placed if rows.drafts is None else placed.ordered()

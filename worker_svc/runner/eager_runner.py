@@ -32,7 +32,6 @@ class EagerRunner(ModelRunner):
     """Launches nothing ahead: the torch layers, or the compiled ones of the CPU."""
 
     is_asynchronous = False
-    verifies_drafts = True
 
     @torch.inference_mode()
     def warm_up(self) -> None:

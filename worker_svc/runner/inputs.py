@@ -59,6 +59,7 @@ def build(state: BatchState, rows: Rows) -> ModelInputs:
         cu_seqlens_q=starts.int(),
         max_seqlen_q=int(num_scheduled.max()),
         max_context_len=max_context_len,
+        slots=row_slots,
     )
     has_last = is_cuda and not rows.is_decode and rows.drafts is None
     num_decodes = int((num_scheduled != 1).argmax())  # the leading rows

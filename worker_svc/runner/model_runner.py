@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 
 from wire.logprobs import LogprobColumns
 from worker_svc.attention.batch import LastTokens
-from worker_svc.attention.kv_cache import KVCache
+from worker_svc.attention.kv_cache import PagedCache
 from worker_svc.device.device import end_if_lost
 from worker_svc.device.step_clock import DecodeTime, StepClock
 from worker_svc.metrics.steps import StepCounts, kind_of
-from worker_svc.models import Decoder
+from worker_svc.models.step_model import StepModel
 from worker_svc.observe.request_spans import RequestStays, StepRows
 from worker_svc.observe.step_profile import ComputedRows, StepProfile
 from worker_svc.protocol.step import (
@@ -88,13 +88,12 @@ class ModelRunner(ABC):
     """A loaded model with its cache and its slots; complete once built."""
 
     is_asynchronous: bool  # whether a launched step may still run on the device
-    verifies_drafts: bool
     draft_model: DraftModel | None = None
 
     def __init__(
         self,
-        model: Decoder,
-        kv_cache: KVCache,
+        model: StepModel,
+        kv_cache: PagedCache,
         limits: Limits,
         device: torch.device,
         grammars: Grammars | None = None,
@@ -119,6 +118,11 @@ class ModelRunner(ABC):
         return self._device
 
     @property
+    def verifies_drafts(self) -> bool:
+        """True if it verifies drafts; a state could not go back to the last token accepted."""
+        return self._model.states is None
+
+    @property
     def makes_drafts(self) -> bool:
         """Whether it has a draft model."""
         return self.draft_model is not None
@@ -132,6 +136,7 @@ class ModelRunner(ABC):
     def launch(self, step: StepInput, queue_us: int = 0) -> StepOutput | Pending:
         """Starts one step. Raises BadStep, or answers with an error, without a trace of it."""
         started = time.perf_counter()
+        self._check_starts(step)
         staged = self.state.stage(step)
         self._check_drafts(staged.rows.drafts)
         try:
@@ -146,9 +151,22 @@ class ModelRunner(ABC):
             launched = failed(step.step_id, f"{type(error).__name__}: {error}")
         else:
             self.state.commit(staged)
+            if (states := self._model.states) is not None:
+                states.commit(staged.rows.slots)
         if isinstance(launched, StepOutput):
             self.record(staged, launched, started)
         return launched
+
+    def _check_starts(self, step: StepInput) -> None:
+        """Raises BadStep for a sequence that begins after tokens whose states nothing holds."""
+        if self._model.states is None:
+            return
+        for index, sequence in enumerate(step.new_sequences):
+            if sequence.num_computed_tokens:
+                raise BadStep(
+                    f"new_sequences[{index}].num_computed_tokens",
+                    f"{sequence.num_computed_tokens}: this model's states begin at the first token",
+                )
 
     def _check_drafts(self, drafts: RowDrafts | None) -> None:
         """Raises BadStep for drafts that this worker cannot verify or make."""
@@ -195,6 +213,8 @@ class ModelRunner(ABC):
     def _undo(self) -> None:
         """Leaves no trace of a step whose launch failed part of the way."""
         self.state.rollback()
+        if (states := self._model.states) is not None:
+            states.rollback()
         if self.draft_model is not None:
             self.draft_model.forget()
 

@@ -262,17 +262,7 @@ def to_description(description: Description) -> worker_pb2.WorkerDescription:
             )
             for timing in description.attention_timings
         ],
-        gemm_timings=[
-            timing_pb2.GemmTiming(
-                num_rows=shape.rows,
-                num_outputs=shape.kind.n,
-                num_inputs=shape.kind.k,
-                adds=shape.kind.adds,
-                torch_us=choice.torch_us,
-                us=choice.us,
-            )
-            for shape, choice in description.gemm_choices.items()
-        ],
+        gemm_timings=_gemm_timings(description),
         graph_batch_sizes=description.graph_batch_sizes,
         num_host_blocks=description.num_host_blocks,
         sends_heartbeats=True,
@@ -280,6 +270,7 @@ def to_description(description: Description) -> worker_pb2.WorkerDescription:
         has_state_hashes=True,
         prepares_grammars=True,
         verifies_drafts=description.verifies_drafts,
+        has_states=description.has_states,
         draft_model=None
         if description.draft_model is None
         else to_model_info(description.draft_model),
@@ -289,6 +280,20 @@ def to_description(description: Description) -> worker_pb2.WorkerDescription:
             for num_tokens, seconds in description.rehearsed_s.items()
         ],
     )
+
+
+def _gemm_timings(description: Description) -> list[timing_pb2.GemmTiming]:
+    return [
+        timing_pb2.GemmTiming(
+            num_rows=shape.rows,
+            num_outputs=shape.kind.n,
+            num_inputs=shape.kind.k,
+            adds=shape.kind.adds,
+            torch_us=choice.torch_us,
+            us=choice.us,
+        )
+        for shape, choice in description.gemm_choices.items()
+    ]
 
 
 def _hello(check: SealCheck, frame: bytes) -> codec.Hello:

@@ -10,8 +10,8 @@ import torch
 from kernels.gemm.cublas_lt import GemmShape
 from pagewire.gguf.files import model_name, read_file
 from worker_svc.attention.backend import AttentionTiming
-from worker_svc.models.config import ModelConfig
 from worker_svc.models.gemm_choices import GemmChoice
+from worker_svc.models.step_model import ModelShape
 
 TOKENIZER = "tokenizer.json"
 
@@ -56,10 +56,11 @@ class Description:
     all_reduce: str = ""  # implementation; empty without tensor parallelism
     rehearsed_s: Mapping[int, float] = field(default_factory=dict)  # by number of tokens
     rank_addresses: tuple[str, ...] = ()  # by rank; empty without tensor parallelism
+    has_states: bool = False  # a slot has states besides its blocks
 
 
 def facts_of(
-    shape: ModelConfig, folder: Path, name: str, dtype: torch.dtype, max_model_len: int
+    shape: ModelShape, folder: Path, name: str, dtype: torch.dtype, max_model_len: int
 ) -> ModelFacts:
     """The facts of a folder's or a GGUF file's model; without a `name` it has the folder's."""
     return ModelFacts(

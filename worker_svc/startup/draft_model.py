@@ -8,7 +8,7 @@ from kernels import fp8
 from worker_svc.config import UnsupportedOption, WorkerConfig
 from worker_svc.models import DUMMY, Decoder, load_model
 from worker_svc.models import config as model_config
-from worker_svc.models.config import ModelConfig
+from worker_svc.models.spec import ModelSpec
 from worker_svc.runner.draft_model import DraftModel
 from worker_svc.runner.model_runner import ModelRunner
 from worker_svc.startup import kv_scales
@@ -66,7 +66,7 @@ def load(config: WorkerConfig, target: ModelFacts, model: Decoder) -> LoadedDraf
     return LoadedDraft(decoder, facts)
 
 
-def _check(folder: Path, shape: ModelConfig, target: ModelFacts) -> None:
+def _check(folder: Path, shape: ModelSpec, target: ModelFacts) -> None:
     if shape.vocab_size != target.vocab_size:
         raise UnsupportedOption(
             f"draft_model: {folder} has vocab_size {shape.vocab_size}, the model served "

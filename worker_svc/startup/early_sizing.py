@@ -6,8 +6,8 @@ import torch
 
 from worker_svc.attention.kv_cache import block_bytes
 from worker_svc.config import GPU_MEMORY_UTILIZATION, WorkerConfig
-from worker_svc.models.config import ModelConfig
 from worker_svc.models.sharding import Sharding
+from worker_svc.models.spec import ModelSpec
 from worker_svc.protocol.step import Limits
 from worker_svc.startup import kv_sizing
 from worker_svc.startup.kv_sizing import CudaMemory
@@ -15,7 +15,7 @@ from worker_svc.startup.kv_sizing import CudaMemory
 
 def require_room(
     config: WorkerConfig,
-    models: Sequence[ModelConfig],
+    models: Sequence[ModelSpec],
     kv_dtype: torch.dtype,
     device: torch.device,
     limits: Limits,
@@ -29,16 +29,16 @@ def require_room(
 
 
 def bytes_of_a_block(
-    config: WorkerConfig, models: Sequence[ModelConfig], kv_dtype: torch.dtype
+    config: WorkerConfig, models: Sequence[ModelSpec], kv_dtype: torch.dtype
 ) -> int:
     """Bytes of a block on one rank; the blocks of all models have the same ids."""
-    shards = [Sharding(model, 0, config.tensor_parallel_size).config for model in models]
+    shards = [Sharding(model, 0, config.tensor_parallel_size).spec for model in models]
     return sum(
         block_bytes(
             num_layers=shard.num_layers,
             block_size=config.block_size,
-            num_kv_heads=shard.num_kv_heads,
-            head_dim=shard.head_dim,
+            num_kv_heads=shard.uniform.mixer.num_kv_heads,
+            head_dim=shard.uniform.mixer.head_dim,
             dtype=kv_dtype,
         )
         for shard in shards
@@ -47,7 +47,7 @@ def bytes_of_a_block(
 
 def _most_blocks(
     config: WorkerConfig,
-    models: Sequence[ModelConfig],
+    models: Sequence[ModelSpec],
     kv_dtype: torch.dtype,
     device: torch.device,
     limits: Limits,

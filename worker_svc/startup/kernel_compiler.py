@@ -6,7 +6,6 @@ weights.
 """
 
 import argparse
-import dataclasses
 import logging
 import os
 import sys
@@ -127,8 +126,7 @@ def rehearse(job: Job, on_new: Callable[[Specialization], None]) -> None:
     """Calls `on_new` for each kernel that the worker will launch, in launch order."""
     compile_only.note_launches(job.arch, on_new)
     # Two layers are enough: one followed by another layer, and the last.
-    config = model_config.load(job.folder, job.config.ignore_config_keys)
-    shape = dataclasses.replace(config, num_layers=2)
+    shape = model_config.load(job.folder, job.config.ignore_config_keys).shortened(2)
     dtype = resolve_dtype(job.dtype, torch.device("cuda"), shape.checkpoint_dtype)
     kv_dtype = resolve_kv_dtype(job.config.kv_cache_dtype, dtype)
     max_model_len = job.config.max_model_len or shape.max_model_len

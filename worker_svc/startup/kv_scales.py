@@ -13,8 +13,8 @@ from torch import Tensor
 
 from kernels import fp8
 from pagewire.gguf.files import is_gguf
-from worker_svc.models.config import ModelConfig
 from worker_svc.models.sharding import Sharding
+from worker_svc.models.spec import ModelSpec
 from worker_svc.models.stored.weight_files import MissingWeight, WeightError, read_matching
 from worker_svc.models.weights import KV_SCALE, UnexpectedWeight, WrongShape
 from worker_svc.quantization import registry
@@ -44,14 +44,15 @@ def read(
     if has_scales:
         sides = [_side(side, whole, found, folder) for side in "kv"]
     else:
-        sides = [torch.ones((whole.num_layers, whole.num_kv_heads))] * 2
+        sides = [torch.ones((whole.num_layers, whole.uniform.mixer.num_kv_heads))] * 2
     k, v = (side[:, sharding.kv_heads] for side in sides)  # [L, Hkv] each
     return fp8.scale_table(k.to(device), v.to(device))
 
 
-def _found(folder: Path, whole: ModelConfig) -> Iterator[tuple[tuple[str, int], Tensor]]:
+def _found(folder: Path, whole: ModelSpec) -> Iterator[tuple[tuple[str, int], Tensor]]:
     """The checkpoint's scales [Hkv] of all heads, by k or v and layer."""
     seen: dict[tuple[str, int], str] = {}
+    num_kv_heads = whole.uniform.mixer.num_kv_heads
     for name, tensor in read_matching(folder, KV_SCALE):
         match = KV_SCALE.fullmatch(name)
         assert match is not None
@@ -61,7 +62,7 @@ def _found(folder: Path, whole: ModelConfig) -> Iterator[tuple[tuple[str, int], 
         if place in seen:
             raise UnexpectedWeight(f"{name}: {seen[place]} is there, too")
         seen[place] = name
-        yield place, _checked(name, tensor, whole.num_kv_heads)
+        yield place, _checked(name, tensor, num_kv_heads)
 
 
 def _checked(name: str, tensor: Tensor, num_kv_heads: int) -> Tensor:
@@ -78,7 +79,7 @@ def _checked(name: str, tensor: Tensor, num_kv_heads: int) -> Tensor:
 
 
 def _side(
-    side: str, whole: ModelConfig, found: dict[tuple[str, int], Tensor], folder: Path
+    side: str, whole: ModelSpec, found: dict[tuple[str, int], Tensor], folder: Path
 ) -> Tensor:
     """[L, Hkv]; a checkpoint has all of its scales or none."""
     for layer in range(whole.num_layers):

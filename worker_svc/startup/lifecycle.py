@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from pagewire.gguf.header import BadGguf
 from worker_svc.config import UnsupportedOption, WorkerConfig
-from worker_svc.models.config import UnsupportedModel
+from worker_svc.models.spec import UnsupportedModel
 from worker_svc.models.stored.weight_files import WeightError
 from worker_svc.parallel.group import Group
 from worker_svc.parallel.leader import Ranks

@@ -4,6 +4,7 @@ import gc
 import logging
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -13,7 +14,6 @@ from pagewire.gguf.files import read_file
 from wire.grammar import Vocabulary, read_vocabulary
 from wire.grammar_check.checks import GrammarChecks, VocabularySource
 from worker_svc.attention.flash_attn import Setup
-from worker_svc.attention.kv_cache import block_bytes
 from worker_svc.config import GPU_MEMORY_UTILIZATION, WorkerConfig, require_device
 from worker_svc.device.device import (
     kv_dtype_name,
@@ -23,7 +23,8 @@ from worker_svc.device.device import (
 )
 from worker_svc.models import DUMMY, Decoder, load_model
 from worker_svc.models import config as model_config
-from worker_svc.models.config import ModelConfig
+from worker_svc.models.spec import ModelSpec
+from worker_svc.models.step_model import StepModel
 from worker_svc.parallel.group import ALONE, Group, device_of
 from worker_svc.protocol.step import Limits
 from worker_svc.quantization import registry
@@ -33,6 +34,7 @@ from worker_svc.sampling.grammars import Grammars
 from worker_svc.startup import (
     draft_model,
     early_sizing,
+    implementation,
     key_offsets,
     kv_scales,
     kv_sizing,
@@ -46,6 +48,9 @@ from worker_svc.tuning.attention import Candidates, Measure, choose
 from worker_svc.tuning.attention_timing import Clock
 from worker_svc.tuning.cpu_dtype import WeightShapes, quickest
 
+if TYPE_CHECKING:
+    from worker_svc.transformers_models.config import TransformersConfig
+
 log = logging.getLogger(__name__)
 
 # Defaults by device. Decoding rows wait for a prefill chunk, so it is short on a CPU.
@@ -57,7 +62,7 @@ MAX_NUM_BATCHED_TOKENS = {"cpu": 512, "cuda": 8192}
 class LoadedModel:
     """A model in memory, its facts and its folder or GGUF file."""
 
-    decoder: Decoder
+    decoder: StepModel
     facts: ModelFacts
     dtype: torch.dtype
     device: torch.device
@@ -67,9 +72,14 @@ class LoadedModel:
     draft: LoadedDraft | None = None  # the model that drafts for it
 
     @property
-    def decoders(self) -> list[Decoder]:
+    def decoders(self) -> list[StepModel]:
         """Of the model, and of the one that drafts for it."""
         return [self.decoder] if self.draft is None else [self.decoder, self.draft.decoder]
+
+    @property
+    def natives(self) -> list[Decoder]:
+        """The decoders with layers of ours, which have kernels to choose."""
+        return [decoder for decoder in self.decoders if isinstance(decoder, Decoder)]
 
 
 def load(
@@ -83,7 +93,27 @@ def load(
     """Reads a model's weights, or this rank's shard of them, while kernels are compiled."""
     device = device_of(group.rank, group.size, resolve_device(config.device))
     require_device(config, device.type)
-    shape = model_config.load(folder, config.ignore_config_keys, config.quantization)
+    shape = implementation.shape_of(config, folder)
+    if isinstance(shape, ModelSpec):
+        return _load_natively(
+            config, folder, shape, dtype_name, served_model_name, group, device, compiling
+        )
+    return _load_of_transformers(
+        config, folder, shape, dtype_name, served_model_name, device, compiling
+    )
+
+
+def _load_natively(
+    config: WorkerConfig,
+    folder: Path,
+    shape: ModelSpec,
+    dtype_name: str,
+    served_model_name: str,
+    group: Group,
+    device: torch.device,
+    compiling: Precompile | None,
+) -> LoadedModel:
+    """The model with layers of ours."""
     dtype = resolve_dtype(
         dtype_name,
         device,
@@ -95,7 +125,7 @@ def load(
     stored = registry.stored_kv_cache_dtype(shape.quantization)
     asked = config.kv_cache_dtype
     kv_dtype = resolve_kv_dtype((stored or asked) if asked == "auto" else asked, dtype, device)
-    candidates = _candidates(config, device, dtype, kv_dtype, shape.head_dim)
+    candidates = _candidates(config, device, dtype, kv_dtype, shape.uniform.mixer.head_dim)
     _require_room(config, shape, kv_dtype, device, max_model_len)
     log.info("loading %s as %s on %s", folder, _name(dtype), device)
     helpers = (
@@ -123,9 +153,30 @@ def load(
     return LoadedModel(decoder, facts, dtype, device, folder, running, candidates, draft)
 
 
+def _load_of_transformers(
+    config: WorkerConfig,
+    folder: Path,
+    shape: "TransformersConfig",
+    dtype_name: str,
+    served_model_name: str,
+    device: torch.device,
+    compiling: Precompile | None,
+) -> LoadedModel:
+    """The same by classes of transformers, for which no kernels are compiled ahead."""
+    if compiling is not None:
+        compiling.stop()
+    dtype = resolve_dtype(dtype_name, device, shape.checkpoint_dtype, None)
+    kv_dtype = resolve_kv_dtype(config.kv_cache_dtype, dtype, device)
+    max_model_len = config.max_model_len or shape.max_model_len
+    log.info("loading %s as %s on %s by transformers", folder, _name(dtype), device)
+    model = implementation.load(config, folder, shape, dtype, kv_dtype, device, max_model_len)
+    facts = facts_of(shape, folder, served_model_name, dtype, max_model_len)
+    return LoadedModel(model, facts, dtype, device, folder, (), Candidates())
+
+
 def _require_room(
     config: WorkerConfig,
-    shape: ModelConfig,
+    shape: ModelSpec,
     kv_dtype: torch.dtype,
     device: torch.device,
     max_model_len: int,
@@ -187,10 +238,10 @@ def build_runner(config: WorkerConfig, model: LoadedModel, num_blocks: int) -> M
         gc.freeze()
     group = model.decoder.group
     # Before anything is tuned, which may turn out otherwise at the next start.
-    for decoder in model.decoders:
+    for decoder in model.natives:
         key_offsets.set_offsets(decoder, model.facts.max_model_len)
     _choose_attention(config, model)
-    for decoder in model.decoders:
+    for decoder in model.natives:
         _choose_gemm_algorithms(config, model, decoder)
         _choose_cluster_layers(config, model, decoder)
     num_blocks = num_blocks or group.smallest(lambda: _num_blocks_that_fit(config, model))
@@ -208,7 +259,7 @@ def build_runner(config: WorkerConfig, model: LoadedModel, num_blocks: int) -> M
 
 def describe(model: LoadedModel, runner: ModelRunner, incarnation: int) -> Description:
     """The description of a worker, without rehearsed times and rank addresses."""
-    limits, shape, fused = runner.limits, model.decoder.config, model.decoder.fused
+    limits, fused = runner.limits, model.decoder.fused
     return Description(
         model=model.facts,
         incarnation=incarnation,
@@ -218,8 +269,7 @@ def describe(model: LoadedModel, runner: ModelRunner, incarnation: int) -> Descr
         max_num_batched_tokens=limits.max_num_batched_tokens,
         device=model.device.type,
         kv_dtype=kv_dtype_name(model.decoder.kv_dtype),
-        kv_layout="[num_blocks, block_size, num_kv_heads, head_dim] = "
-        f"[{limits.num_blocks}, {limits.block_size}, {shape.num_kv_heads}, {shape.head_dim}]",
+        kv_layout=model.decoder.kv_layout(limits.num_blocks, limits.block_size),
         attention_backend=model.decoder.attention_backend,
         attention_timings=() if fused is None else fused.attention.timings,
         gemm_choices={} if fused is None else fused.gemm_choices,
@@ -229,6 +279,7 @@ def describe(model: LoadedModel, runner: ModelRunner, incarnation: int) -> Descr
         all_reduce=model.decoder.group.adds_up_by,
         num_host_blocks=limits.num_host_blocks,
         verifies_drafts=runner.verifies_drafts,
+        has_states=model.decoder.states is not None,
         draft_model=None if model.draft is None else model.draft.facts,
     )
 
@@ -250,7 +301,7 @@ def _candidates(
 def _choose_attention(config: WorkerConfig, model: LoadedModel) -> None:
     """Must run before a graph is captured, and before the cache takes the memory it needs."""
     decoder = model.decoder
-    if decoder.fused is None:
+    if not isinstance(decoder, Decoder) or decoder.fused is None:
         return
     triton = decoder.fused.triton
 
@@ -280,7 +331,7 @@ def _choose_cluster_layers(config: WorkerConfig, model: LoadedModel, decoder: De
 
     limits = _limits(config, model, 1)
     dtypes = model.dtype, decoder.kv_dtype
-    cluster_layers.choose(decoder.fused, decoder.config, model.device, dtypes, limits)
+    cluster_layers.choose(decoder.fused, decoder.spec, model.device, dtypes, limits)
 
 
 def _num_blocks_that_fit(config: WorkerConfig, model: LoadedModel) -> int:
@@ -306,9 +357,10 @@ def _runner(
 ) -> ModelRunner:
     kv_cache = model.decoder.new_cache(num_blocks, config.block_size)
     limits = _limits(config, model, num_blocks, num_host_blocks)
+    model.decoder.make_states(limits.max_num_seqs)
     grammars = _grammars(model)
     made: type[ModelRunner] = EagerRunner
-    if model.decoder.fused is not None:
+    if model.decoder.stack is not None:
         from worker_svc.runner.cuda_runner import CudaRunner  # noqa: PLC0415 - needs Triton
 
         made = CudaRunner
@@ -363,16 +415,7 @@ def shape_limits(config: WorkerConfig, kind: str, max_model_len: int, vocab_size
 
 def _block_bytes(config: WorkerConfig, model: LoadedModel) -> int:
     """Of the model, and of the one that drafts for it: their blocks have the same ids."""
-    return sum(
-        block_bytes(
-            num_layers=decoder.config.num_layers,
-            block_size=config.block_size,
-            num_kv_heads=decoder.config.num_kv_heads,
-            head_dim=decoder.config.head_dim,
-            dtype=decoder.kv_dtype,
-        )
-        for decoder in model.decoders
-    )
+    return sum(decoder.block_bytes(config.block_size) for decoder in model.decoders)
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -17,8 +17,8 @@ from worker_svc.attention.kv_cache import KVCache
 from worker_svc.config import kernel_cache
 from worker_svc.device.capture_stream import captured, capturing
 from worker_svc.models.cluster_layers import ClusterLayers
-from worker_svc.models.config import ModelConfig
 from worker_svc.models.fused import FusedDecoder
+from worker_svc.models.spec import ModelSpec
 from worker_svc.protocol.step import Limits
 from worker_svc.tuning.attention import WORTHWHILE
 from worker_svc.tuning.stopwatch import least_us, vote
@@ -33,7 +33,7 @@ TOLERANCE = 2e-2
 
 def choose(
     fused: FusedDecoder,
-    config: ModelConfig,
+    spec: ModelSpec,
     device: torch.device,
     dtypes: tuple[torch.dtype, torch.dtype],
     limits: Limits,
@@ -42,13 +42,13 @@ def choose(
 
     `dtypes` are those of the model and of the KV cache.
     """
-    reason = _why_not(fused, config, device, *dtypes) or _try(fused, config, device, limits)
+    reason = _why_not(fused, spec, device, *dtypes) or _try(fused, spec, device, limits)
     log.info("layers of one row by clusters: %s", reason or "used")
 
 
 def _why_not(
     fused: FusedDecoder,
-    config: ModelConfig,
+    spec: ModelSpec,
     device: torch.device,
     dtype: torch.dtype,
     kv_dtype: torch.dtype,
@@ -63,31 +63,32 @@ def _why_not(
         return "they are for one device and linear layers without biases"
     if not fused.has_plain_weights:
         return "they are for weights that are not quantized"
-    return why_unsuitable(_shape(config), LayerTiling())
+    return why_unsuitable(_shape(spec), LayerTiling())
 
 
-def _shape(config: ModelConfig) -> LayerShape:
+def _shape(spec: ModelSpec) -> LayerShape:
+    layer = spec.uniform
     return LayerShape(
-        hidden=config.hidden_size,
-        intermediate=config.intermediate_size,
-        num_heads=config.num_heads,
-        num_kv_heads=config.num_kv_heads,
-        head_dim=config.head_dim,
-        has_qk_norm=config.qk_norm,
+        hidden=spec.hidden_size,
+        intermediate=layer.feed.intermediate_size,
+        num_heads=layer.mixer.num_heads,
+        num_kv_heads=layer.mixer.num_kv_heads,
+        head_dim=layer.mixer.head_dim,
+        has_qk_norm=layer.mixer.qk_norm,
     )
 
 
 @torch.inference_mode()
-def _try(fused: FusedDecoder, config: ModelConfig, device: torch.device, limits: Limits) -> str:
+def _try(fused: FusedDecoder, spec: ModelSpec, device: torch.device, limits: Limits) -> str:
     """Why they are not taken; empty if they are."""
-    heads = HeadLayout(config.num_heads, config.num_kv_heads, config.head_dim)
+    heads = spec.uniform.mixer.heads
     try:
-        eps, scale, kept = config.rms_norm_eps, heads.scale, kernel_cache() / "cluster"
-        kernels = DecodeLayer(_shape(config), LayerTiling(), eps, scale, kept)
+        eps, scale, kept = spec.rms_norm_eps, heads.scale, kernel_cache() / "cluster"
+        kernels = DecodeLayer(_shape(spec), LayerTiling(), eps, scale, kept)
         if not kernels.overlaps():
             return "this device does not run the clusters of two launches at once"
         candidate = fused.cluster_layers(kernels)
-        trial = _Trial(fused, heads, config.num_layers, device, limits)
+        trial = _Trial(fused, heads, spec.num_layers, device, limits)
         for context in trial.contexts():
             error = trial.error(candidate, context)
             if not error <= TOLERANCE:  # or NaN, which a maximum may pass over

@@ -25,9 +25,9 @@ from torch import Tensor
 
 from kernels.cpu import build, isa, library
 from kernels.cpu.library import Library
-from worker_svc.models.config import ModelConfig
 from worker_svc.models.cpu_weights import activation_dtype
 from worker_svc.models.linear import Linear
+from worker_svc.models.spec import ModelSpec
 
 CANDIDATES = (torch.bfloat16, torch.float32)  # the first is preferred
 ROUNDS = {1: 5, 8: 5, 64: 3}  # number of rows -> rounds
@@ -47,13 +47,14 @@ class WeightShapes:
     num_layers: int
 
     @classmethod
-    def of(cls, config: ModelConfig) -> "WeightShapes":
+    def of(cls, spec: ModelSpec) -> "WeightShapes":
         """The weight shapes of a model."""
-        hidden, inner = config.hidden_size, config.intermediate_size
-        q = config.num_heads * config.head_dim
-        kv = config.num_kv_heads * config.head_dim
+        layer = spec.uniform
+        hidden, inner = spec.hidden_size, layer.feed.intermediate_size
+        q = layer.mixer.num_heads * layer.mixer.head_dim
+        kv = layer.mixer.num_kv_heads * layer.mixer.head_dim
         shapes = ((q + 2 * kv, hidden), (hidden, q), (2 * inner, hidden), (hidden, inner))
-        return cls(shapes, config.num_layers)
+        return cls(shapes, spec.num_layers)
 
     @property
     def num_copies(self) -> int:

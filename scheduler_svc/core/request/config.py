@@ -54,6 +54,8 @@ class SchedulerConfig:
         0  # most prompt tokens of one sequence per step; 0: no limit
     )
     enable_prefix_caching: bool = True
+    # Sequences have states in slots that no block holds: each is computed from its first token.
+    has_states: bool = False
     preemption: Preemption = Preemption.RECOMPUTE
     num_host_blocks: int = 0  # blocks in host memory for swapped sequences
     # Of the hashes of cached blocks: the KV cache's type, where that is not the model's own.

@@ -29,6 +29,8 @@ class Reuse:
         Returns None while another sequence of the fork group computes the same prompt: blocks of
         sequences in `entered`, admitted to this very step, can be copied only in the next.
         """
+        if self._config.has_states:
+            return self._nothing()
         start = self.cached(sequence)
         swapped = self._state.host.find(sequence)
         if swapped is not None:
@@ -37,11 +39,14 @@ class Reuse:
             return self._forked(sequence, start, entered)
         return start
 
+    def _nothing(self) -> Start:
+        return Start(more=tuple(TableStart() for _ in self._groups[1:]))
+
     def cached(self, sequence: Sequence) -> Start:
         """The start after the longest cached prefix that may be skipped."""
         config, groups = self._config, self._groups
         if not config.enable_prefix_caching or sequence.is_private:
-            return Start(more=tuple(TableStart() for _ in groups[1:]))
+            return self._nothing()
         pool, most = self._state.pool, sequence.num_skippable
         if len(groups) == 1 and groups[0].window is None:
             return self._cached_by_one(sequence, pool.cache, most)

@@ -16,7 +16,6 @@ from pagewire.gguf.types import TENSOR_TYPES
 from tests.gguf_files import GgufFile, Packed
 from tests.worker_svc.gguf.conftest import as_gguf, dequantized, save
 from worker_svc.attention.batch import AttentionBatch
-from worker_svc.attention.kv_cache import KVCache
 from worker_svc.models import Decoder, load_model
 from worker_svc.models import config as model_config
 from worker_svc.models.sharding import Sharding
@@ -35,17 +34,8 @@ def load(path: Path) -> Decoder:
 
 def greedy(model: Decoder, prompt: list[int]) -> tuple[list[int], Tensor]:
     """Tokens after a prompt, and the logits [steps, vocab] that they were taken from."""
-    config = model.config
     num_blocks = -(-(len(prompt) + NUM_STEPS) // BLOCK_SIZE)
-    cache = KVCache(
-        config.num_layers,
-        1 + num_blocks,
-        BLOCK_SIZE,
-        config.num_kv_heads,
-        config.head_dim,
-        model.dtype,
-        CPU,
-    )
+    cache = model.new_cache(1 + num_blocks, BLOCK_SIZE)
     table = torch.arange(1, 1 + num_blocks, dtype=torch.int32)[None]
     ids, rows, num_computed = list(prompt), [], 0
     for _ in range(NUM_STEPS):

@@ -9,7 +9,7 @@ import pytest
 
 from tests.gguf_files import GgufFile, Packed, tiny_file
 from worker_svc.models import config as model_config
-from worker_svc.models.config import UnsupportedModel
+from worker_svc.models.spec import UnsupportedModel
 
 
 def told(key: str, value: Any) -> Callable[[GgufFile], None]:

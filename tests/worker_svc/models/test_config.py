@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from worker_svc.models import config as model_config
-from worker_svc.models.config import UnsupportedModel
 from worker_svc.models.rope import (
     DynamicScaling,
     LinearScaling,
@@ -16,6 +15,7 @@ from worker_svc.models.rope import (
     RotaryConfig,
     YarnScaling,
 )
+from worker_svc.models.spec import AttentionSpec, LayerSpec, MlpSpec, ModelSpec, UnsupportedModel
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -56,14 +56,18 @@ def load(tmp_path: Path, generation: dict[str, Any] | None = None, **changes: An
     return model_config.load(tmp_path)
 
 
+def rotations(spec: ModelSpec) -> list[RotaryConfig]:
+    """The rotation of each layer."""
+    return [spec.ropes[layer.mixer.rope] for layer in spec.layers]
+
+
 def test_a_config_of_transformers_4_is_read(tmp_path: Path) -> None:
     config = load(tmp_path)
     assert config.architecture == "LlamaForCausalLM"
-    assert (config.num_layers, config.num_heads, config.num_kv_heads) == (3, 8, 2)
-    assert config.head_dim == 8
-    assert config.rope == RotaryConfig(theta=1e5)
+    assert config.num_layers == 3
+    assert config.uniform == LayerSpec(AttentionSpec(8, 2, 8, rope=None), MlpSpec(96))
+    assert rotations(config) == [RotaryConfig(theta=1e5)] * 3
     assert config.checkpoint_dtype == "bfloat16"
-    assert not (config.qkv_bias or config.o_bias or config.mlp_bias or config.qk_norm)
     assert not config.tie_word_embeddings
 
 
@@ -101,10 +105,10 @@ def test_a_config_of_transformers_5_means_the_same(tmp_path: Path) -> None:
 def test_rope_scaling_is_read_in_both_places(
     tmp_path: Path, scaling: dict[str, Any], expected: object
 ) -> None:
-    assert load(tmp_path, rope_scaling=scaling).rope == RotaryConfig(1e5, expected)
+    assert rotations(load(tmp_path, rope_scaling=scaling)) == [RotaryConfig(1e5, expected)] * 3
     there = {"rope_theta": 1e5, **scaling}
     config = load(tmp_path, rope_theta=..., rope_scaling=..., rope_parameters=there)
-    assert config.rope == RotaryConfig(1e5, expected)
+    assert rotations(config) == [RotaryConfig(1e5, expected)] * 3
 
 
 @pytest.mark.parametrize("kind", [{"rope_type": "yarn", "factor": 2.0}, LONG_ROPE])
@@ -113,16 +117,17 @@ def test_the_original_length_may_stand_beside_the_scaling_and_goes_before_its_ow
 ) -> None:
     own = kind | {"original_max_position_embeddings": 256}
     config = load(tmp_path, rope_scaling=own, original_max_position_embeddings=128)
-    assert config.rope.scaling.original_max_position_embeddings == 128
+    scalings = {rotation.scaling.original_max_position_embeddings for rotation in rotations(config)}
+    assert scalings == {128}
 
 
 def test_head_dim_may_be_null_or_unlike_the_hidden_size(tmp_path: Path) -> None:
-    assert load(tmp_path, head_dim=None).head_dim == 8
-    assert load(tmp_path, head_dim=128).head_dim == 128
+    assert load(tmp_path, head_dim=None).uniform.mixer.head_dim == 8
+    assert load(tmp_path, head_dim=128).uniform.mixer.head_dim == 128
 
 
 def test_num_key_value_heads_defaults_to_all_heads(tmp_path: Path) -> None:
-    assert load(tmp_path, num_key_value_heads=...).num_kv_heads == 8
+    assert load(tmp_path, num_key_value_heads=...).uniform.mixer.num_kv_heads == 8
 
 
 @pytest.mark.parametrize(
@@ -142,9 +147,9 @@ def test_each_family_has_its_own_biases_and_norms(
     biases: tuple[int, int, int],
     qk_norm: bool,
 ) -> None:
-    config = load(tmp_path, architectures=[architecture], **changes)
-    assert (config.qkv_bias, config.o_bias, config.mlp_bias) == biases
-    assert config.qk_norm == qk_norm
+    layer = load(tmp_path, architectures=[architecture], **changes).uniform
+    assert (layer.mixer.qkv_bias, layer.mixer.o_bias, layer.feed.bias) == biases
+    assert layer.mixer.qk_norm == qk_norm
 
 
 @pytest.mark.parametrize(
@@ -267,7 +272,8 @@ def test_a_sliding_window_is_refused_only_where_it_would_slide(
 
 
 def test_a_mistral_config_that_is_silent_has_a_window(tmp_path: Path) -> None:
-    assert load(tmp_path, architectures=["MistralForCausalLM"]).sliding_window == 4096
+    config = load(tmp_path, architectures=["MistralForCausalLM"])
+    assert config.uniform.mixer.window == 4096
 
 
 def test_qwen_keeps_a_window_size_that_it_does_not_use(tmp_path: Path) -> None:

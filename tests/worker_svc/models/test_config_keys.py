@@ -6,19 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import LlamaConfig, MistralConfig, PretrainedConfig, Qwen2Config, Qwen3Config
+from transformers import AutoConfig
 
 from tests.worker_svc.models.test_config import LLAMA
 from worker_svc.models import config as model_config
 from worker_svc.models import config_keys
-from worker_svc.models.config import ARCHITECTURES, UnsupportedModel
+from worker_svc.models.registry import BUILT_IN, find
+from worker_svc.models.spec import ModelSpec, UnsupportedModel
 
-CLASSES: dict[str, type[PretrainedConfig]] = {
-    "LlamaForCausalLM": LlamaConfig,
-    "MistralForCausalLM": MistralConfig,
-    "Qwen2ForCausalLM": Qwen2Config,
-    "Qwen3ForCausalLM": Qwen3Config,
-}
 # Published configurations, with the sizes left out.
 SMOLLM2 = {
     "attention_bias": False,
@@ -58,7 +53,7 @@ R1_DISTILL_QWEN = {
 }
 
 
-def load(tmp_path: Path, *ignored: str, **changes: Any) -> model_config.ModelConfig:
+def load(tmp_path: Path, *ignored: str, **changes: Any) -> ModelSpec:
     raw = {name: value for name, value in (LLAMA | changes).items() if value is not ...}
     (tmp_path / "config.json").write_text(json.dumps(raw))
     return model_config.load(tmp_path, ignored)
@@ -66,23 +61,24 @@ def load(tmp_path: Path, *ignored: str, **changes: Any) -> model_config.ModelCon
 
 def defaults(architecture: str, folder: Path) -> dict[str, Any]:
     """Every key that transformers gives a model of this architecture, and what it saves."""
-    made = CLASSES[architecture](architectures=[architecture], dtype="bfloat16")
+    model_type = find(architecture).model_type
+    made = AutoConfig.for_model(model_type, architectures=[architecture], dtype="bfloat16")
     made.save_pretrained(folder)
     saved = json.loads((folder / "config.json").read_text())
     assert saved.keys() <= made.to_dict().keys()
     return {**made.to_dict(), **saved}
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", BUILT_IN)
 def test_what_transformers_saves_by_default_is_served(architecture: str, tmp_path: Path) -> None:
     raw = defaults(architecture, tmp_path)
     (tmp_path / "config.json").write_text(json.dumps(raw))
     assert model_config.load(tmp_path).architecture == architecture
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", BUILT_IN)
 def test_each_key_of_transformers_was_judged(architecture: str, tmp_path: Path) -> None:
-    known = config_keys.READ | config_keys.READ_BY[architecture] | config_keys.INERT
+    known = config_keys.READ | find(architecture).keys | config_keys.INERT
     assert defaults(architecture, tmp_path).keys() <= known | config_keys.NEUTRAL.keys()
 
 
@@ -90,7 +86,14 @@ def test_no_key_is_judged_twice() -> None:
     neutral = config_keys.NEUTRAL.keys()
     assert not config_keys.READ & config_keys.INERT
     assert not (config_keys.READ | config_keys.INERT) & neutral
-    assert frozenset().union(*config_keys.READ_BY.values()) <= neutral
+
+
+@pytest.mark.parametrize("architecture", BUILT_IN)
+def test_a_family_judges_keys_that_all_others_refuse(architecture: str) -> None:
+    family = find(architecture)
+    assert family.architecture == architecture
+    assert family.keys | family.neutral.keys() <= config_keys.NEUTRAL.keys()
+    assert not family.keys & family.neutral.keys()
 
 
 @pytest.mark.parametrize("published", [SMOLLM2, LLAMA_3_2, R1_DISTILL_QWEN])
@@ -118,7 +121,7 @@ def test_published_configurations_are_served(tmp_path: Path, published: dict[str
         ("a_key_of_tomorrow", False),
     ],
 )
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", BUILT_IN)
 def test_a_key_that_may_change_the_output_is_refused_by_name(
     tmp_path: Path, architecture: str, named: str, value: object
 ) -> None:
@@ -154,7 +157,7 @@ def test_a_bias_that_a_family_has_not_is_refused(
         {"a_key_of_tomorrow": None},
     ],
 )
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", BUILT_IN)
 def test_neutral_values_are_accepted(
     tmp_path: Path, architecture: str, asks_for_nothing: dict[str, Any]
 ) -> None:

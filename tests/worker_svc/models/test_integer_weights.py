@@ -9,23 +9,24 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kernels.quantized.grouped import GroupedWeight
-from tests.worker_svc.models import test_layers
 from worker_svc.attention.batch import AttentionBatch
-from worker_svc.attention.kv_cache import KVCache
-from worker_svc.models.config import ModelConfig
 from worker_svc.models.decoder import Decoder
 from worker_svc.models.linear import Linear, WeightRows
+from worker_svc.models.rope import RotaryConfig
+from worker_svc.models.spec import AttentionSpec, LayerSpec, MlpSpec, ModelSpec
 from worker_svc.models.stored.weight_files import MissingWeight
 from worker_svc.models.weights import Filling, Share, UnexpectedWeight, WrongShape
 
 CPU = torch.device("cpu")
-CONFIG = replace(
-    test_layers.CONFIG,
+LAYER = LayerSpec(AttentionSpec(num_heads=4, num_kv_heads=2, head_dim=16, rope="rope"), MlpSpec(96))
+MODEL = ModelSpec(
+    architecture="LlamaForCausalLM",
     vocab_size=70,
     hidden_size=64,
-    intermediate_size=96,
-    num_layers=2,
-    head_dim=16,
+    layers=(LAYER, LAYER),
+    ropes={"rope": RotaryConfig(10_000.0)},
+    rms_norm_eps=1e-5,
+    max_position_embeddings=64,
     tie_word_embeddings=True,
 )
 
@@ -98,9 +99,9 @@ def test_a_share_that_cuts_a_group_is_refused() -> None:
         Share(1, 0, 2).cut_groups(drawn((24, 64), group=64))
 
 
-def filled(config: ModelConfig, *, integers: bool) -> Decoder:
+def filled(spec: ModelSpec, *, integers: bool) -> Decoder:
     """A model with drawn weights; as integers, or as their float numbers."""
-    model = Decoder(config, torch.float32, CPU, 64)
+    model = Decoder(spec, torch.float32, CPU, 64)
     for seed, (name, rows) in enumerate(model.destinations()):
         if isinstance(rows, WeightRows):
             shape = (rows.shape[0], rows.shape[1])
@@ -118,8 +119,7 @@ def filled(config: ModelConfig, *, integers: bool) -> Decoder:
 def logits(model: Decoder, token_ids: Tensor) -> Tensor:
     """Logits [T, vocab] after each token of one sequence."""
     count = len(token_ids)
-    sizes = CONFIG.num_kv_heads, CONFIG.head_dim
-    cache = KVCache(CONFIG.num_layers, 8, 16, *sizes, torch.float32, CPU)
+    cache = model.new_cache(8, 16)
     batch = AttentionBatch(
         slot_mapping=torch.arange(16, 16 + count),
         block_tables=torch.arange(1, 8, dtype=torch.int32)[None],
@@ -137,8 +137,8 @@ def test_a_model_of_integers_equals_the_model_of_their_float_numbers(
     monkeypatch: pytest.MonkeyPatch, kernels: str, tied: bool
 ) -> None:
     monkeypatch.setenv("PAGEWIRE_CPU_KERNELS", kernels)
-    config = replace(CONFIG, tie_word_embeddings=tied)
-    found, twin = (filled(config, integers=integers) for integers in (True, False))
+    spec = replace(MODEL, tie_word_embeddings=tied)
+    found, twin = (filled(spec, integers=integers) for integers in (True, False))
     token_ids = torch.arange(40) % 37
     ours, theirs = logits(found, token_ids), logits(twin, token_ids)
     assert (ours - theirs).norm() <= 1e-5 * theirs.norm()

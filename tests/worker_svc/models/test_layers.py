@@ -6,33 +6,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from worker_svc.models.config import ModelConfig
 from worker_svc.models.layers import MLP, Attention, Destinations, RMSNorm
 from worker_svc.models.linear import WeightRows
-from worker_svc.models.rope import RotaryConfig
+from worker_svc.models.spec import AttentionSpec, MlpSpec
 
 CPU = torch.device("cpu")
-CONFIG = ModelConfig(
-    architecture="LlamaForCausalLM",
-    vocab_size=32,
-    hidden_size=12,
-    intermediate_size=20,
-    num_layers=1,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=6,
-    rms_norm_eps=1e-5,
-    rope=RotaryConfig(10_000.0),
-    max_position_embeddings=64,
-    sliding_window=None,
-    tie_word_embeddings=False,
-    qkv_bias=False,
-    o_bias=False,
-    mlp_bias=False,
-    qk_norm=False,
-    checkpoint_dtype="float32",
-    eos_token_ids=(),
-)
+HIDDEN = 12
+ATTENTION = AttentionSpec(num_heads=4, num_kv_heads=2, head_dim=6, rope="rope")
 
 
 def test_float32_inputs_of_a_norm_survive_it() -> None:
@@ -60,7 +40,7 @@ def floats(destinations: Destinations) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("mlp_bias", [False, True])
 def test_the_mlp_gates_up_with_silu(mlp_bias: bool) -> None:
     torch.manual_seed(0)
-    mlp = MLP(replace(CONFIG, mlp_bias=mlp_bias), torch.float32, CPU)
+    mlp = MLP(HIDDEN, MlpSpec(20, mlp_bias), torch.float32, CPU)
     parts = floats(mlp.destinations("mlp"))
     for part in parts.values():
         part.normal_()
@@ -75,6 +55,10 @@ def test_the_mlp_gates_up_with_silu(mlp_bias: bool) -> None:
     torch.testing.assert_close(mlp(x), expected, atol=1e-4, rtol=1e-5)
 
 
+def attention_of(spec: AttentionSpec) -> Attention:
+    return Attention(HIDDEN, spec, 1e-5, torch.float32, CPU)
+
+
 @pytest.mark.parametrize(
     ("changes", "extra"),
     [
@@ -87,7 +71,7 @@ def test_the_mlp_gates_up_with_silu(mlp_bias: bool) -> None:
 def test_attention_asks_for_exactly_its_familys_tensors(
     changes: dict[str, bool], extra: set[str]
 ) -> None:
-    attention = Attention(replace(CONFIG, **changes), torch.float32, CPU)
+    attention = attention_of(replace(ATTENTION, **changes))
     shapes = {name: tuple(part.shape) for name, part in attention.destinations("a")}
     plain = {"q_proj.weight", "k_proj.weight", "v_proj.weight", "o_proj.weight"}
     assert set(shapes) == {f"a.{name}" for name in plain | extra}
@@ -98,7 +82,7 @@ def test_attention_asks_for_exactly_its_familys_tensors(
 
 
 def test_the_parts_of_a_fused_product_do_not_overlap() -> None:
-    attention = Attention(CONFIG, torch.float32, CPU)
+    attention = attention_of(ATTENTION)
     parts = floats(attention.destinations("a"))
     for number, part in enumerate(parts.values()):
         part.fill_(number)

@@ -17,13 +17,14 @@ from transformers import (
     Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    SmolLM3Config,
+    SmolLM3ForCausalLM,
 )
 
 from tests.worker_svc.random_models import Family, save_random_model
 from worker_svc.attention.batch import AttentionBatch
-from worker_svc.attention.kv_cache import KVCache
 from worker_svc.models import Decoder, load_model
-from worker_svc.models.config import UnsupportedModel
+from worker_svc.models.spec import UnsupportedModel
 
 BLOCK_SIZE = 16
 MAX_MODEL_LEN = 96
@@ -71,10 +72,13 @@ LONG_ROPE = {  # of 6 pairs
 DYNAMIC_SCALING = {"rope_type": "dynamic", "rope_theta": 10_000.0, "factor": 4.0}
 LINEAR_SCALING = {"rope_type": "linear", "rope_theta": 10_000.0, "factor": 2.0}
 
+NO_IDS = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
+
 LLAMA: Family = (LlamaConfig, LlamaForCausalLM)
 MISTRAL: Family = (MistralConfig, MistralForCausalLM)
 QWEN2: Family = (Qwen2Config, Qwen2ForCausalLM)
 QWEN3: Family = (Qwen3Config, Qwen3ForCausalLM)
+SMOLLM3: Family = (SmolLM3Config, SmolLM3ForCausalLM)
 CHECKPOINTS: dict[str, tuple[Family, dict[str, Any]]] = {
     "llama": (LLAMA, {"num_key_value_heads": 4}),
     "llama-tied": (LLAMA, {"num_key_value_heads": 2, "tie_word_embeddings": True}),
@@ -98,6 +102,18 @@ CHECKPOINTS: dict[str, tuple[Family, dict[str, Any]]] = {
     "qwen2-tied": (QWEN2, {"num_key_value_heads": 4, "tie_word_embeddings": True}),
     "qwen3": (QWEN3, {"num_key_value_heads": 2, "head_dim": 24}),
     "qwen3-biases": (QWEN3, {"num_key_value_heads": 1, "head_dim": 12, "attention_bias": True}),
+    "smollm3": (SMOLLM3, NO_IDS | {"num_key_value_heads": 2, "no_rope_layer_interval": 2}),
+    "smollm3-listed": (
+        SMOLLM3,
+        NO_IDS
+        | {
+            "num_key_value_heads": 1,
+            "no_rope_layers": [0, 1],
+            "attention_bias": True,
+            "mlp_bias": True,
+            "tie_word_embeddings": False,
+        },
+    ),
 }
 
 
@@ -132,17 +148,9 @@ class Steps:
         self._model = model
         self._prompts = prompts
         self._computed = [0] * len(prompts)
-        config, width = model.config, MAX_MODEL_LEN // BLOCK_SIZE
+        width = MAX_MODEL_LEN // BLOCK_SIZE
         num_blocks = len(prompts) * width + 1
-        self._cache = KVCache(
-            config.num_layers,
-            num_blocks,
-            BLOCK_SIZE,
-            config.num_kv_heads,
-            config.head_dim,
-            model.dtype,
-            model.device,
-        )
+        self._cache = model.new_cache(num_blocks, BLOCK_SIZE)
         order = torch.randperm(num_blocks - 1) + 1
         self._tables = order.view(len(prompts), width).int()
 
@@ -201,7 +209,7 @@ def test_logits_of_a_whole_prompt_are_those_of_transformers(
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 16, 17])
-@pytest.mark.parametrize("name", ["llama3", "mistral", "qwen2", "qwen3"])
+@pytest.mark.parametrize("name", ["llama3", "mistral", "qwen2", "qwen3", "smollm3"])
 def test_chunked_prefill_gives_the_same_logits(
     checkpoint: Callable[[str, str], Loaded], name: str, chunk: int
 ) -> None:

@@ -111,7 +111,7 @@ def test_what_is_stored_decides_as_in_transformers(
     folder = changed(tied, tmp_path / "model", change, dtype, shards)
     model = load_model(folder, torch.float32, CPU, MAX_MODEL_LEN)
     assert (logits(model) - expected(folder)).abs().max() < 1e-4
-    assert model.config.tie_word_embeddings == (not is_kept)
+    assert model.spec.tie_word_embeddings == (not is_kept)
     assert (BOTH in caplog.text) == is_kept
 
 
@@ -127,7 +127,7 @@ def test_a_difference_that_the_served_type_does_not_have_is_none(
     folder = changed(tied, tmp_path / "model", widened)
     for dtype, is_tied in ((torch.float32, False), (torch.bfloat16, True)):
         model = load_model(folder, dtype, CPU, MAX_MODEL_LEN)
-        assert model.config.tie_word_embeddings == is_tied
+        assert model.spec.tie_word_embeddings == is_tied
 
 
 def test_the_two_are_compared_some_rows_at_a_time(

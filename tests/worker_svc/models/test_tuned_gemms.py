@@ -47,6 +47,7 @@ def layer() -> FusedLayer:
     ones = torch.ones(HIDDEN)
     return FusedLayer(
         qkv=NormedLinear(torch.randn(WIDTH, HIDDEN), torch.randn(WIDTH), ones, False),
+        cos_sin=torch.empty(0, 2),
         qk_norms=None,
         o=FusedLinear(torch.randn(HIDDEN, WIDTH), torch.randn(HIDDEN)),
         gate_up=NormedLinear(torch.randn(2 * INNER, HIDDEN), None, ones, True),

@@ -27,8 +27,8 @@ from tests.worker_svc.random_models import Family, save_random_model
 from wire.logprobs import LogprobColumns
 from worker_svc.config import WorkerConfig
 from worker_svc.models import config
-from worker_svc.models.config import UnsupportedModel
 from worker_svc.models.sharding import Sharding
+from worker_svc.models.spec import UnsupportedModel
 from worker_svc.models.weights import WrongShape
 from worker_svc.parallel import group as parallel
 from worker_svc.parallel.group import Group, RankFailed
@@ -255,19 +255,30 @@ def test_a_rank_reads_its_part_of_every_divided_tensor(folder_of: Callable[[str]
 
 
 @pytest.mark.parametrize(
-    ("changes", "size", "named"),
+    ("part", "changes", "size", "named"),
     [
-        ({"num_heads": 6, "num_kv_heads": 6}, 4, "num_attention_heads: 6"),
-        ({"intermediate_size": 97}, 2, "intermediate_size: 97"),
-        ({"vocab_size": 127}, 2, "vocab_size: 127"),
-        ({"num_heads": 12, "num_kv_heads": 6}, 4, "num_key_value_heads: 6"),
-        ({"num_heads": 12, "num_kv_heads": 3}, 4, "4 ranks are no multiple of 3"),
+        ("mixer", {"num_heads": 6, "num_kv_heads": 6}, 4, "num_attention_heads: 6"),
+        ("feed", {"intermediate_size": 97}, 2, "intermediate_size: 97"),
+        ("model", {"vocab_size": 127}, 2, "vocab_size: 127"),
+        ("mixer", {"num_heads": 12, "num_kv_heads": 6}, 4, "num_key_value_heads: 6"),
+        ("mixer", {"num_heads": 12, "num_kv_heads": 3}, 4, "4 ranks are no multiple of 3"),
     ],
 )
 def test_sizes_that_do_not_divide_are_refused_by_name(
-    folder_of: Callable[[str], Path], changes: dict[str, int], size: int, named: str
+    folder_of: Callable[[str], Path],
+    part: str,
+    changes: dict[str, int],
+    size: int,
+    named: str,
 ) -> None:
-    whole = dataclasses.replace(config.load(folder_of("llama")), **changes)
+    whole = config.load(folder_of("llama"))
+    if part == "model":
+        whole = dataclasses.replace(whole, **changes)
+    else:
+        layer = whole.uniform
+        changed = dataclasses.replace(getattr(layer, part), **changes)
+        layers = (layer, dataclasses.replace(layer, **{part: changed}))
+        whole = dataclasses.replace(whole, layers=layers)
     with pytest.raises(UnsupportedModel, match=named):
         Sharding(whole, 0, size)
 

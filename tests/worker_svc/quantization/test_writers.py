@@ -19,7 +19,7 @@ from tests.worker_svc.quantization.conftest import logits_and_tokens
 from tests.worker_svc.quantized_checkpoints import FORMATS, gptq, save_quantized
 from worker_svc.models import config as model_config
 from worker_svc.models import load_model
-from worker_svc.models.config import UnsupportedModel
+from worker_svc.models.spec import ModelSpec, UnsupportedModel
 from worker_svc.quantization import registry
 from worker_svc.quantization.scheme import PLAIN, UnsupportedQuantization
 
@@ -126,7 +126,7 @@ def test_rules_for_layers_hold_in_their_order(
     assert (found[0] - twin[0]).abs().max() < 2e-4 and found[1] == twin[1]
 
 
-def load(folder: Path, *ignored: str, **changes: Any) -> model_config.ModelConfig:
+def load(folder: Path, *ignored: str, **changes: Any) -> ModelSpec:
     (folder / "config.json").write_text(json.dumps(LLAMA | changes))
     return model_config.load(folder, ignored)
 

@@ -42,11 +42,7 @@ needs_interpreter = [
 
 
 def cache(model: Decoder) -> KVCache:
-    config = model.config
-    return KVCache(
-        config.num_layers, LIMITS.num_blocks, BLOCK_SIZE, config.num_kv_heads, config.head_dim,
-        torch.float32, CPU,
-    )  # fmt: skip
+    return model.new_cache(LIMITS.num_blocks, BLOCK_SIZE)
 
 
 def eager_runner(llama_folder: Path) -> ModelRunner:
@@ -72,7 +68,7 @@ def draft_with(runner: ModelRunner, folder: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def _to_be_fused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Decoder:
-    monkeypatch.setattr(compiled, "supports", lambda config: False)
+    monkeypatch.setattr(compiled, "supports", lambda heads: False)
     monkeypatch.setattr(linear, "pack", lambda weight, bias: None)
     config = model_config.load(folder)
     model = Decoder(config, torch.float32, CPU, LIMITS.max_model_len)

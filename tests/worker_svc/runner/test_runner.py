@@ -192,7 +192,7 @@ def test_the_null_block_is_never_written(driver: Driver, loaded: startup.LoadedM
     driver.step(sequence(0, make_prompt(20), [1, 2]), rows={0: 20})
     driver.step(rows={0: 1})
     cache = driver.runner._kv_cache
-    for index in range(loaded.decoder.config.num_layers):
+    for index in range(loaded.decoder.spec.num_layers):
         for side in cache.layer(index):
             assert not side[0].any()
             assert side[1].any()

@@ -34,7 +34,7 @@ class Reference:
         plan = reference.AttentionPlan.build(
             batch.block_tables, batch.context_lens, batch.cu_seqlens_q, k.shape[1], q.dtype
         )
-        return reference.attend(q, rows, plan, HEADS.scale)
+        return reference.attend(q, rows, plan, reference.Scoring(HEADS.scale))
 
     decode = prefill
 

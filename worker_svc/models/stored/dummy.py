@@ -24,6 +24,7 @@ def fill(
     share: ShareOf,
     dtype: torch.dtype,
     device: torch.device,
+    embedding: str = EMBEDDING,
 ) -> None:
     """Fills all destinations: norms with 1, biases with 0, others with normal numbers.
 
@@ -32,7 +33,7 @@ def fill(
     """
     for name, destination in destinations.items():
         values = _values(name, destination.shape, share(name), dtype, device)
-        is_linear = isinstance(destination, WeightRows) and name != EMBEDDING
+        is_linear = isinstance(destination, WeightRows) and name != embedding
         if quantization is None or not is_linear:
             destination.copy_(values)
         else:

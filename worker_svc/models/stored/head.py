@@ -9,17 +9,16 @@ from collections.abc import Collection
 from dataclasses import replace
 from enum import Enum
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from pagewire.gguf.files import is_gguf
-from worker_svc.models.config import ModelConfig
+from worker_svc.models.spec import ModelSpec
 from worker_svc.models.stored.checkpoint import Checkpoint
-from worker_svc.models.stored.quantized import EMBEDDING
 
 log = logging.getLogger(__name__)
 
-HEAD, HEAD_PREFIX = "lm_head.weight", "lm_head."
 ROWS_AT_ONCE = 1024  # that are compared; a copy of a whole head would be large
 
 
@@ -32,41 +31,44 @@ class Tensors(Enum):
 
 
 def stored_tensors(
-    folder: Path, config: ModelConfig, dtype: torch.dtype, ignored: Collection[str] = ()
+    folder: Path, spec: ModelSpec, dtype: torch.dtype, ignored: Collection[str] = ()
 ) -> Tensors:
     """The tensors to read for a model that is served in this type. Raises WeightError."""
-    if is_gguf(folder) or not config.tie_word_embeddings:  # GGUF says it by what it holds
+    if is_gguf(folder) or not spec.tie_word_embeddings:  # GGUF says it by what it holds
         return Tensors.TABLE
+    table, head = spec.names.embedding_weight, spec.names.head_weight
     with Checkpoint(folder) as checkpoint:
-        heads = {name for name in checkpoint.names if name.startswith(HEAD_PREFIX)}
+        heads = {name for name in checkpoint.names if name.startswith(f"{spec.names.head}.")}
         heads.difference_update(ignored)
         if not heads:
             return Tensors.TABLE
-        if heads != {HEAD}:
-            log.warning("%s is stored apart from %s: both are kept", min(heads), EMBEDDING)
+        if heads != {head}:
+            log.warning("%s is stored apart from %s: both are kept", min(heads), table)
             return Tensors.BOTH
-        if EMBEDDING not in checkpoint.names:
+        if table not in checkpoint.names:
             return Tensors.HEAD
-        place = _first_difference(checkpoint, dtype)
+        place = _first_difference(checkpoint.stored(table), checkpoint.stored(head), dtype)
     if place is None:
         return Tensors.TABLE
     log.warning(
         "config.json says tie_word_embeddings, but %s differs from %s (%s): both are kept",
-        HEAD,
-        EMBEDDING,
+        head,
+        table,
         place,
     )
     return Tensors.BOTH
 
 
-def as_stored(config: ModelConfig, tensors: Tensors) -> ModelConfig:
-    """The configuration that holds for these tensors."""
-    return replace(config, tie_word_embeddings=False) if tensors is Tensors.BOTH else config
+def as_stored(spec: ModelSpec, tensors: Tensors) -> ModelSpec:
+    """The model as it is with these tensors."""
+    return replace(spec, tie_word_embeddings=False) if tensors is Tensors.BOTH else spec
 
 
-def _first_difference(checkpoint: Checkpoint, dtype: torch.dtype) -> str | None:
-    """The first place at which the two differ as numbers of this type; None: nowhere."""
-    table, head = checkpoint.stored(EMBEDDING), checkpoint.stored(HEAD)
+def _first_difference(table: Any, head: Any, dtype: torch.dtype) -> str | None:
+    """The first place at which the two differ as numbers of this type; None: nowhere.
+
+    Both are slices of safetensors.
+    """
     shapes = tuple(table.get_shape()), tuple(head.get_shape())
     if shapes[0] != shapes[1] or len(shapes[0]) != 2:
         return f"shape {shapes[1]}, not {shapes[0]}"

@@ -12,12 +12,12 @@ from pagewire.gguf import architecture
 from pagewire.gguf.files import is_gguf
 from pagewire.gguf.header import read_header
 from worker_svc.models import config as model_config
-from worker_svc.models.config import ModelConfig
 from worker_svc.models.decoder import Decoder
-from worker_svc.models.rope import LongRopeScaling, Scaling
+from worker_svc.models.rope import LongRopeScaling
+from worker_svc.models.spec import ModelSpec
 from worker_svc.models.stored import dummy, head, left_over
 from worker_svc.models.stored.gguf import load_gguf
-from worker_svc.models.stored.quantized import EMBEDDING, load_quantized
+from worker_svc.models.stored.quantized import load_quantized
 from worker_svc.models.stored.weight_files import WeightFiles
 from worker_svc.models.weights import Filling, load_weights
 from worker_svc.parallel.group import ALONE, Group
@@ -50,9 +50,9 @@ def load_model(
     what memory of the host. Raises UnsupportedModel or WeightError.
     """
     started = time.monotonic()
-    config = model_config.load(folder, ignored_keys, quantization)
-    config.check_length(max_model_len)
-    _tell_long_rope(config.rope.scaling, max_model_len)
+    spec = model_config.load(folder, ignored_keys, quantization)
+    spec.check_length(max_model_len)
+    _tell_long_rope(spec, max_model_len)
     with HostPeak() as host:
         new = partial(
             Decoder,
@@ -63,18 +63,19 @@ def load_model(
             kv_dtype=kv_dtype,
         )
         if load_format == DUMMY:
-            model = new(config)
-            share = model.sharding.share
-            dummy.fill(dict(model.destinations()), config.quantization, share, dtype, device)
+            model = new(spec)
+            destinations, share = dict(model.destinations()), model.sharding.share
+            embedding = spec.names.embedding_weight
+            dummy.fill(destinations, spec.quantization, share, dtype, device, embedding)
         else:
-            model = _read(folder, config, dtype, new, ignored_weights)
+            model = _read(folder, spec, dtype, new, ignored_weights)
         model.pack()
     logger.info(
         "loaded %s with %d layers in %.1f s; quantization: %s; host memory: %s",
-        config.architecture,
-        config.num_layers,
+        spec.architecture,
+        spec.num_layers,
         time.monotonic() - started,
-        "none" if config.quantization is None else config.quantization.label,
+        "none" if spec.quantization is None else spec.quantization.label,
         host.report(),
     )
     return model
@@ -82,29 +83,30 @@ def load_model(
 
 def _read(
     folder: Path,
-    config: ModelConfig,
+    spec: ModelSpec,
     dtype: torch.dtype,
-    new: Callable[[ModelConfig], Decoder],
+    new: Callable[[ModelSpec], Decoder],
     ignored_weights: Collection[str],
 ) -> Decoder:
     """A new model with the weights of its files. Raises WeightError."""
     ignored = left_over.named_by(ignored_weights, _names(folder)) if ignored_weights else ()
-    tensors = head.stored_tensors(folder, config, dtype, ignored)
-    config = head.as_stored(config, tensors)
-    model = new(config)
-    _fill(model, folder, config.quantization, tensors, frozenset(ignored))
+    tensors = head.stored_tensors(folder, spec, dtype, ignored)
+    spec = head.as_stored(spec, tensors)
+    model = new(spec)
+    _fill(model, folder, spec.quantization, tensors, frozenset(ignored))
     return model
 
 
-def _tell_long_rope(scaling: Scaling | None, max_model_len: int) -> None:
+def _tell_long_rope(spec: ModelSpec, max_model_len: int) -> None:
     """Says in the log when short contexts are not rotated as if the model served no longer ones."""
-    if isinstance(scaling, LongRopeScaling) and scaling.is_long(max_model_len):
-        logger.warning(
-            "rope_scaling: max_model_len %d is above the original length: long_factor holds for "
-            "all contexts; a max_model_len of at most %d has short_factor",
-            max_model_len,
-            scaling.original_max_position_embeddings,
-        )
+    for scaling in (rope.scaling for rope in spec.ropes.values()):
+        if isinstance(scaling, LongRopeScaling) and scaling.is_long(max_model_len):
+            logger.warning(
+                "rope_scaling: max_model_len %d is above the original length: long_factor holds "
+                "for all contexts; a max_model_len of at most %d has short_factor",
+                max_model_len,
+                scaling.original_max_position_embeddings,
+            )
 
 
 def _names(folder: Path) -> set[str]:
@@ -123,10 +125,11 @@ def _fill(
 ) -> None:
     """Reads the weights of a model. Raises WeightError."""
     destinations, share = dict(model.destinations()), model.sharding.share
+    names = model.spec.names
     if tensors is head.Tensors.HEAD:
-        destinations[head.HEAD] = destinations.pop(EMBEDDING)
-    elif model.config.tie_word_embeddings:
-        ignored |= {head.HEAD}
+        destinations[names.head_weight] = destinations.pop(names.embedding_weight)
+    elif model.spec.tie_word_embeddings:
+        ignored |= {names.head_weight}
     if is_gguf(folder):
         # Ranks on a CPU have no kernels for integers.
         keeps_integers = model.device.type == "cuda" or model.group.size == 1
@@ -136,4 +139,12 @@ def _fill(
     if quantization is None:
         load_weights(folder, destinations, ignored, share)
     else:
-        load_quantized(folder, quantization, destinations, ignored, share, model.device)
+        load_quantized(
+            folder,
+            quantization,
+            destinations,
+            ignored,
+            share,
+            model.device,
+            names.embedding_weight,
+        )

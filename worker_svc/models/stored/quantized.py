@@ -14,6 +14,7 @@ from torch import Tensor
 
 from kernels.quantized.scaled import ScaledWeight
 from worker_svc.models.linear import WeightRows, dequantize
+from worker_svc.models.spec import TensorNames
 from worker_svc.models.stored.checkpoint import Checkpoint, WrongValues
 from worker_svc.models.weights import (
     Destination,
@@ -36,7 +37,7 @@ from worker_svc.quantization.scheme import (
 
 log = logging.getLogger(__name__)
 
-EMBEDDING = "model.embed_tokens.weight"
+EMBEDDING = TensorNames().embedding_weight
 END = ".weight"
 
 ShareOf = Callable[[str], Share | None]
@@ -95,13 +96,15 @@ class QuantizedLayers:
         quantization: Quantization,
         destinations: Mapping[str, Destination],
         share: ShareOf,
+        embedding: str = EMBEDDING,
     ) -> None:
+        """The table `embedding` holds plain numbers in every format."""
         self._quantization = quantization
         self._destinations = destinations
         self._parts = [
             self._part(name.removesuffix(END), rows, share(name))
             for name, rows in destinations.items()
-            if isinstance(rows, WeightRows) and name != EMBEDDING
+            if isinstance(rows, WeightRows) and name != embedding
         ]
 
     def _part(self, name: str, rows: WeightRows, share: Share | None) -> StoredPart:
@@ -161,12 +164,13 @@ def load_quantized(
     ignored: frozenset[str],
     share: ShareOf,
     device: torch.device,
+    embedding: str = EMBEDDING,
 ) -> None:
     """Fills all destinations from a quantized checkpoint. Raises WeightError.
 
     Raises UnsupportedQuantization for a device that cannot compute with it.
     """
-    layers = QuantizedLayers(quantization, destinations, share)
+    layers = QuantizedLayers(quantization, destinations, share, embedding)
     refuse_ignored(layers.names(), ignored)
     if device.type == "cuda":
         major, minor = torch.cuda.get_device_capability(device)

@@ -17,11 +17,11 @@ from torch import Tensor
 
 from kernels.sampling.decode_inputs import DecodeInputs, gather_decode_inputs
 from worker_svc.attention.batch import AttentionBatch
-from worker_svc.attention.kv_cache import KVCache
+from worker_svc.attention.kv_cache import PagedCache
 from worker_svc.device.capture_stream import captured, capturing
 from worker_svc.device.transfer import PinnedRing
-from worker_svc.models.decoder import Decoder
-from worker_svc.models.fused import FusedDecoder
+from worker_svc.models.layer_stack import LayerStack
+from worker_svc.models.step_model import StepModel
 from worker_svc.protocol.step import IntColumn, Limits
 from worker_svc.runner.device_slots import SlotsOnDevice
 
@@ -53,13 +53,13 @@ class DecodeGraphs:
     """Graphs of one runner, valid as long as its cache, its slots and its model stay in place."""
 
     def __init__(
-        self, model: Decoder, kv_cache: KVCache, slots: SlotsOnDevice, limits: Limits
+        self, model: StepModel, kv_cache: PagedCache, slots: SlotsOnDevice, limits: Limits
     ) -> None:
-        assert model.fused is not None  # graphs are for the fused layers only
+        assert model.stack is not None  # else steps go to an EagerRunner
         self._model = model
-        self._layers = model.fused
+        self._layers = model.stack
         # One in front of another, and the last: no other layer has a kernel or shape of its own.
-        self._few_layers = model.fused.shortened(2)
+        self._few_layers = model.stack.shortened(2)
         self._kv_cache = kv_cache
         self._slots = slots
         self._limits = limits
@@ -126,7 +126,7 @@ class DecodeGraphs:
         part = self._model.vocab_part(self._forward(self._layers, variant.size))
         self._slots.draw(part, self._batch_slots[: variant.size], variant.filters)
 
-    def _forward(self, layers: FusedDecoder, size: int) -> Tensor:
+    def _forward(self, layers: LayerStack, size: int) -> Tensor:
         """The newest tokens of the batch's first slots -> hidden states [size, hidden]."""
         held = self._slots
         rows, inputs = self._batch_slots[:size], self._inputs.first(size)
@@ -139,5 +139,6 @@ class DecodeGraphs:
             inputs.block_tables,
             inputs.context_lens,
             self._limits.max_model_len,
+            rows,
         )
         return layers.forward(inputs.token_ids, inputs.positions, self._kv_cache, batch)

@@ -20,12 +20,11 @@ from kernels.attention.paged import Tiles
 from kernels.attention.prefill_attention import tokens_per_tile
 from kernels.sampling.step_inputs import StepColumns, StepInputs, gather_last, gather_step_inputs
 from worker_svc.attention.batch import AttentionBatch, MixedBatch
-from worker_svc.attention.kv_cache import KVCache
+from worker_svc.attention.kv_cache import PagedCache
 from worker_svc.device.capture_stream import captured, capturing
 from worker_svc.device.transfer import PinnedRing
-from worker_svc.models.decoder import Decoder
-from worker_svc.models.fused import FusedDecoder
-from worker_svc.models.fused_gemms import Hidden
+from worker_svc.models.layer_stack import LayerStack
+from worker_svc.models.step_model import StepModel
 from worker_svc.parallel.vocab_part import VocabPart
 from worker_svc.protocol.step import Limits
 from worker_svc.runner.device_sampling import PlacedLogits
@@ -69,20 +68,20 @@ class StepGraphs:
     """Graphs of one runner, valid as long as its cache, its slots and its model stay in place."""
 
     def __init__(
-        self, model: Decoder, kv_cache: KVCache, slots: SlotsOnDevice, limits: Limits
+        self, model: StepModel, kv_cache: PagedCache, slots: SlotsOnDevice, limits: Limits
     ) -> None:
-        assert model.fused is not None  # graphs are for the fused layers only
+        assert model.stack is not None  # else steps go to an EagerRunner
         self._model = model
-        self._layers = model.fused
+        self._layers = model.stack
         # One in front of another, and the last: no other layer has a kernel or shape of its own.
-        self._few_layers = model.fused.shortened(2)
+        self._few_layers = model.stack.shortened(2)
         self._kv_cache = kv_cache
         self._slots = slots
         self._limits = limits
         self.sizes = bucket_sizes(limits.max_step_tokens)
         self.row_sizes = row_sizes(limits.max_num_seqs)
         self.decode_sizes = decode_sizes(min(limits.max_decode_rows, self.sizes[-1]))
-        heads = model.heads
+        heads = model.stack.tile_heads
         both, itemsize = (heads.num_heads, heads.num_kv_heads), model.dtype.itemsize
         self._tile_tokens = {
             size: tokens_per_tile(size, both, heads.head_dim, itemsize) for size in self.sizes
@@ -96,11 +95,10 @@ class StepGraphs:
         self._buffer, self._columns = buffer, self._layout.columns(buffer)
         self._entering = buffer[self._layout.num_words :]
         self._inputs = StepInputs.empty(self.sizes[-1], most, limits.max_blocks_per_seq, device)
-        config = model.config
         # What goes from the first graph to the second.
-        self._residual, self._q = (
+        self._carried = tuple(
             torch.zeros((most, width), dtype=model.dtype, device=device)
-            for width in (config.hidden_size, config.num_heads * config.head_dim)
+            for width in model.stack.carried_widths
         )
         self._beginnings: dict[int, torch.cuda.CUDAGraph] = {}
         self._decodes: dict[int, torch.cuda.CUDAGraph] = {}  # in their place if all rows decode
@@ -173,7 +171,7 @@ class StepGraphs:
         self._buffer.zero_()
         self._ring.send(self._layout.empty(), self._buffer)
 
-    def _begin(self, layers: FusedDecoder, size: int, is_decode: bool = False) -> None:
+    def _begin(self, layers: LayerStack, size: int, is_decode: bool = False) -> None:
         held, columns, inputs = self._slots, self._columns, self._inputs.first(size)
         held.write_entering(self._entering, MAX_ENTERING, columns.num_entering)
         given = StepColumns(
@@ -183,8 +181,8 @@ class StepGraphs:
             given, held.token_rows, held.block_tables, self._limits.block_size, inputs
         )
         batch = self._decode_batch(size) if is_decode else self._batch(size, inputs)
-        hidden, q = layers.begin(inputs.token_ids, inputs.positions, self._kv_cache, batch)
-        gather_last(hidden.residual, q.flatten(1), inputs.last_rows, self._residual, self._q)
+        carried = layers.begin(inputs.token_ids, inputs.positions, self._kv_cache, batch)
+        gather_last(*carried, inputs.last_rows, *self._carried)
 
     def _batch(self, size: int, inputs: StepInputs) -> AttentionBatch:
         columns = self._columns
@@ -225,10 +223,9 @@ class StepGraphs:
         self._slots.num_steps.add_(1)
         self._slots.draw(part, self.samplers(ending.num_rows), ending.filters)
 
-    def _finish(self, layers: FusedDecoder, num_rows: int) -> Tensor:
-        heads, batch = self._model.heads, self._decode_batch(num_rows)
-        q = self._q[:num_rows].view(num_rows, -1, heads.head_dim)
-        return layers.finish(Hidden(self._residual[:num_rows]), q, self._kv_cache, batch)
+    def _finish(self, layers: LayerStack, num_rows: int) -> Tensor:
+        first, second = (carried[:num_rows] for carried in self._carried)
+        return layers.finish((first, second), self._kv_cache, self._decode_batch(num_rows))
 
 
 def _largest_first(sizes: Sequence[int], largest_only: bool) -> list[int]:

@@ -181,6 +181,11 @@ def test_a_page_is_found_by_its_group_alone() -> None:
     assert pool.hash_of(1) is None and pool.num_evictions == 1 and not any(pool.cache.is_cached)
 
 
+def test_with_states_in_slots_nothing_is_hit_in_any_group() -> None:
+    scheduler = scheduler_of(FULL, WIDE, NARROW, blocks=32, has_states=True)
+    assert [run(scheduler, name, 23) for name in "ab"] == [0, 0]
+
+
 # --- moves ---------------------------------------------------------------------------------------
 
 

@@ -1,0 +1,66 @@
+"""A model as data: what is derived from its layers, and what is refused of layers that differ."""
+
+from dataclasses import replace
+
+import pytest
+
+from worker_svc.models.rope import RotaryConfig, YarnScaling
+from worker_svc.models.sharding import Sharding
+from worker_svc.models.spec import AttentionSpec, LayerSpec, MlpSpec, ModelSpec, UnsupportedModel
+
+ATTENTION = AttentionSpec(num_heads=4, num_kv_heads=2, head_dim=8, rope="rope")
+LAYER = LayerSpec(ATTENTION, MlpSpec(24))
+MODEL = ModelSpec(
+    architecture="LlamaForCausalLM",
+    vocab_size=32,
+    hidden_size=16,
+    layers=(LAYER, LAYER, LAYER),
+    ropes={"rope": RotaryConfig(10_000.0)},
+    rms_norm_eps=1e-5,
+    max_position_embeddings=64,
+    tie_word_embeddings=False,
+)
+
+
+def with_second(**changes: object) -> ModelSpec:
+    """The model with another attention in its second layer."""
+    other = replace(LAYER, mixer=replace(ATTENTION, **changes))  # type: ignore[arg-type]
+    return replace(MODEL, layers=(LAYER, other, LAYER))
+
+
+def test_layers_that_rotate_differently_have_one_shape() -> None:
+    shape = replace(LAYER, mixer=replace(ATTENTION, rope=None))
+    assert MODEL.uniform == with_second(rope=None).uniform == shape
+
+
+@pytest.mark.parametrize(
+    "changes", [{"num_heads": 8}, {"head_dim": 16}, {"window": 8}, {"qk_norm": True}]
+)
+def test_layers_of_several_shapes_are_refused_where_one_is_needed(
+    changes: dict[str, object],
+) -> None:
+    with pytest.raises(UnsupportedModel, match=r"^layers: LlamaForCausalLM has layers of 2 kinds"):
+        _ = with_second(**changes).uniform
+
+
+def test_the_shortest_window_limits_the_length() -> None:
+    model = with_second(window=8)
+    model.check_length(8)
+    with pytest.raises(UnsupportedModel, match=r"^sliding_window: .* last 8 tokens .* \(now 9\)"):
+        model.check_length(9)
+
+
+def test_the_rotation_that_reaches_farthest_limits_the_length() -> None:
+    yarn = RotaryConfig(10_000.0, YarnScaling(4.0, 64))
+    model = replace(MODEL, ropes=MODEL.ropes | {"far": yarn})  # type: ignore[operator]
+    assert (MODEL.max_model_len, model.max_model_len) == (64, 256)
+
+
+def test_ranks_divide_each_layer() -> None:
+    model = with_second(rope=None)
+    part = Sharding(model, 1, 4).spec
+    assert [layer.mixer.rope for layer in part.layers] == ["rope", None, "rope"]
+    assert {layer.unrotated for layer in part.layers} == {
+        LayerSpec(AttentionSpec(1, 1, 8, rope=None), MlpSpec(6))
+    }
+    assert (part.vocab_size, part.hidden_size) == (8, 16)

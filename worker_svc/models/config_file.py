@@ -1,0 +1,79 @@
+"""Values of a config.json, read with their types; errors name the key."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from worker_svc.models.spec import UnsupportedModel
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigJson:
+    """The part of a config.json that describes the decoder."""
+
+    architecture: str  # that of the family, or one that holds the family's decoder
+    values: Mapping[str, Any]
+    ignored_keys: Collection[str] = ()  # read as if they were not there
+
+    def get(self, name: str) -> Any:
+        """The value as it is; None: absent, or null."""
+        return self.values.get(name)
+
+    def required(self, name: str) -> Any:
+        """A value that must be there. Raises UnsupportedModel."""
+        if (value := self.get(name)) is None:
+            raise UnsupportedModel(f"config.json: {name} is missing")
+        return value
+
+    def flag(self, name: str, default: bool = False) -> bool:
+        """A switch. Raises UnsupportedModel for a value of another kind."""
+        if (value := self.get(name)) is None:
+            return default
+        if not isinstance(value, bool):
+            raise UnsupportedModel(f"config.json: {name} is {value!r}, neither true nor false")
+        return value
+
+    def positive(self, name: str, default: int | None = None) -> int:
+        """A positive integer. Raises UnsupportedModel for another value, or none."""
+        if default is not None and self.get(name) is None:
+            return default
+        value = self.required(name)
+        if not isinstance(value, int) or value < 1:
+            raise UnsupportedModel(f"config.json: {name} is {value!r}, not a positive integer")
+        return value
+
+    def heads(self) -> tuple[int, int, int]:
+        """Numbers of query heads and of KV heads, and the size of each. Raises UnsupportedModel."""
+        num_heads = self.positive("num_attention_heads")
+        num_kv_heads = self.positive("num_key_value_heads", num_heads)
+        if num_heads % num_kv_heads:
+            raise UnsupportedModel(
+                f"num_key_value_heads: {num_kv_heads} does not divide {num_heads} attention heads"
+            )
+        return num_heads, num_kv_heads, self._head_dim(num_heads)
+
+    def _head_dim(self, num_heads: int) -> int:
+        hidden_size = self.positive("hidden_size")
+        if self.get("head_dim") is None and hidden_size % num_heads:
+            raise UnsupportedModel(
+                f"hidden_size: {hidden_size} is no multiple of {num_heads} heads; "
+                "head_dim is absent"
+            )
+        head_dim = self.positive("head_dim", hidden_size // num_heads)
+        if head_dim % 2:
+            raise UnsupportedModel(f"head_dim: {head_dim} is odd, and rotation pairs dimensions")
+        return head_dim
+
+    def window(self, absent: int | None = None) -> int | None:
+        """The size of `sliding_window` in tokens; `absent` where the key is not there.
+
+        Raises UnsupportedModel for a value that is no size.
+        """
+        window = self.values.get("sliding_window", absent)
+        if window is None:
+            return None
+        if not isinstance(window, int | float) or window < 1:
+            raise UnsupportedModel(
+                f"config.json: sliding_window is {window!r}, not a positive integer"
+            )
+        return int(window)

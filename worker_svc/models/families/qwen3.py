@@ -1,0 +1,15 @@
+"""Qwen3: a norm of each head's queries and keys."""
+
+from worker_svc.models.config_file import ConfigJson
+from worker_svc.models.families import dense
+from worker_svc.models.families.family import Family
+from worker_svc.models.spec import ModelSpec
+
+
+def read(config: ConfigJson) -> ModelSpec:
+    dense.refuse_windows(config)
+    has_bias = config.flag("attention_bias")
+    return dense.decoder(config, qkv_bias=has_bias, o_bias=has_bias, qk_norm=True)
+
+
+FAMILY = Family("Qwen3ForCausalLM", "qwen3", read, keys=dense.WINDOW_KEYS | {"attention_bias"})

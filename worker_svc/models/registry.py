@@ -1,0 +1,64 @@
+"""The family of an architecture: one of `families`, or that of a plug-in.
+
+A plug-in is an installed package with an entry point of the group `pagewire.families`, which is
+named as the architecture and leads to a `Family`. Families are imported when a model asks for them.
+"""
+
+from importlib import import_module
+from importlib.metadata import entry_points
+
+from worker_svc.models.families.family import Family
+from worker_svc.models.spec import UnsupportedModel
+
+BUILT_IN = {  # the file of each architecture in `families`
+    "LlamaForCausalLM": "llama",
+    "MistralForCausalLM": "mistral",
+    "Qwen2ForCausalLM": "qwen2",
+    "Qwen3ForCausalLM": "qwen3",
+    "SmolLM3ForCausalLM": "smollm3",
+}
+PLUG_INS = "pagewire.families"
+
+
+def family_of(architectures: object) -> Family:
+    """The family that `architectures` of a config.json names. Raises UnsupportedModel."""
+    names = architectures or []
+    family = None
+    if isinstance(names, list) and len(names) == 1 and isinstance(names[0], str):
+        family = find(names[0])
+    if family is None:
+        known = ", ".join((*BUILT_IN, *sorted(entry_points(group=PLUG_INS).names)))
+        raise UnsupportedModel(f"architectures: {names!r} is not supported; supported are {known}")
+    return family
+
+
+def find(architecture: str) -> Family | None:
+    """The family of an architecture; None: there is none.
+
+    Raises UnsupportedModel for a plug-in that cannot be used.
+    """
+    if architecture not in BUILT_IN:
+        return _plugged_in(architecture)
+    module = import_module(f"worker_svc.models.families.{BUILT_IN[architecture]}")
+    family: Family = module.FAMILY
+    return family
+
+
+def _plugged_in(architecture: str) -> Family | None:
+    found = list(entry_points(group=PLUG_INS, name=architecture))
+    if not found:
+        return None
+    places = ", ".join(sorted(entry.value for entry in found))
+    if len(found) > 1:
+        raise UnsupportedModel(f"architectures: several plug-ins serve {architecture}: {places}")
+    try:
+        family = found[0].load()
+    except Exception as error:  # what a plug-in does when it is imported is not known here
+        raise UnsupportedModel(
+            f"architectures: the plug-in {places} for {architecture} cannot be imported: {error!r}"
+        ) from error
+    if not isinstance(family, Family) or architecture not in family.architectures:
+        raise UnsupportedModel(
+            f"architectures: the plug-in {places} holds no family of {architecture}"
+        )
+    return family

@@ -1,0 +1,173 @@
+"""A decoder as data: its sizes, and by layer how tokens attend and what feeds them forward.
+
+Families make it out of a config.json; layers, caches and kernels are built from it. It knows
+neither files nor numbers of weights.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from worker_svc.attention.batch import HeadLayout
+from worker_svc.models.rope import RotaryConfig, YarnScaling
+from worker_svc.quantization.scheme import Quantization
+
+
+class UnsupportedModel(ValueError):
+    """The model is not supported; the message names the field."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionSpec:
+    """Attention over the tokens so far, with keys and values in the cache."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rope: str | None  # which of the model's rotations; None: queries and keys are not rotated
+    window: int | None = None  # in tokens; None: attention over all tokens
+    qkv_bias: bool = False
+    o_bias: bool = False
+    qk_norm: bool = False  # of the queries and keys of each head, before the rotation
+
+    @property
+    def heads(self) -> HeadLayout:
+        """How the rows of its projection divide."""
+        return HeadLayout(self.num_heads, self.num_kv_heads, self.head_dim)
+
+
+@dataclass(frozen=True, slots=True)
+class MlpSpec:
+    """down(silu(gate(x)) * up(x)), with weights of [intermediate_size, hidden_size]."""
+
+    intermediate_size: int
+    bias: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LayerSpec:
+    """A norm and what mixes tokens, a norm and what feeds each token forward."""
+
+    mixer: AttentionSpec
+    feed: MlpSpec
+
+    @property
+    def unrotated(self) -> "LayerSpec":
+        """The same layer without its rotation, which changes no size and no weight."""
+        return replace(self, mixer=replace(self.mixer, rope=None))
+
+
+# The divided dimension of a checkpoint's tensor, by the end of its name; other tensors are whole on
+# every rank. Rows of a weight are outputs, so the linear layer after a divided one is divided by
+# its inputs.
+DIVIDED = {
+    "embed_tokens.weight": 0,
+    "lm_head.weight": 0,
+    "q_proj.weight": 0,
+    "q_proj.bias": 0,
+    "k_proj.weight": 0,
+    "k_proj.bias": 0,
+    "v_proj.weight": 0,
+    "v_proj.bias": 0,
+    "o_proj.weight": 1,
+    "gate_proj.weight": 0,
+    "gate_proj.bias": 0,
+    "up_proj.weight": 0,
+    "up_proj.bias": 0,
+    "down_proj.weight": 1,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TensorNames:
+    """What a checkpoint calls the parts of the model, and how ranks divide its tensors.
+
+    The defaults are the layout of Llama, which most families share.
+    """
+
+    embedding: str = "model.embed_tokens"
+    layers: str = "model.layers"  # followed by the index
+    final_norm: str = "model.norm"
+    head: str = "lm_head"
+    # In a layer:
+    input_norm: str = "input_layernorm"
+    attention: str = "self_attn"
+    post_norm: str = "post_attention_layernorm"
+    mlp: str = "mlp"
+    divided: Mapping[str, int] = field(default_factory=lambda: DIVIDED)
+
+    @property
+    def embedding_weight(self) -> str:
+        """The tensor of the embedding table."""
+        return f"{self.embedding}.weight"
+
+    @property
+    def head_weight(self) -> str:
+        """The tensor of the head, which a model may lack."""
+        return f"{self.head}.weight"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """A decoder: an embedding table, layers with a residual connection, a norm and a head."""
+
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    layers: tuple[LayerSpec, ...]
+    ropes: Mapping[str, RotaryConfig]  # by the names that layers give
+    rms_norm_eps: float
+    max_position_embeddings: int
+    tie_word_embeddings: bool
+    names: TensorNames = field(default_factory=TensorNames)
+    checkpoint_dtype: str = "float32"
+    eos_token_ids: tuple[int, ...] = ()
+    quantization: Quantization | None = None  # None: the weights are plain numbers
+
+    @property
+    def num_layers(self) -> int:
+        """The number of layers."""
+        return len(self.layers)
+
+    @property
+    def uniform(self) -> LayerSpec:
+        """The layer that all layers equal, apart from their rotation.
+
+        Raises UnsupportedModel for a model whose layers differ, where one shape has to serve all.
+        """
+        shapes = list(dict.fromkeys(layer.unrotated for layer in self.layers))
+        if len(shapes) > 1:
+            raise UnsupportedModel(
+                f"layers: {self.architecture} has layers of {len(shapes)} kinds, and all must have "
+                f"one shape: {shapes[0]}, {shapes[1]}"
+            )
+        return shapes[0]
+
+    @property
+    def max_model_len(self) -> int:
+        """Longest context in tokens, after YaRN scaling."""
+        scalings = [rope.scaling for rope in self.ropes.values()]
+        stretched = [
+            int(each.factor * each.original_max_position_embeddings)
+            for each in scalings
+            if isinstance(each, YarnScaling)
+        ]
+        return max([self.max_position_embeddings, *stretched])
+
+    def check_length(self, max_model_len: int) -> None:
+        """Raises UnsupportedModel for a length above the model's limit or a sliding window."""
+        if not 1 <= max_model_len <= self.max_model_len:
+            raise UnsupportedModel(
+                f"max_model_len: {max_model_len} is not in 1..{self.max_model_len}, "
+                "the model's own limit"
+            )
+        windows = {layer.mixer.window for layer in self.layers}
+        window = min((each for each in windows if each is not None), default=max_model_len)
+        if window < max_model_len:
+            raise UnsupportedModel(
+                f"sliding_window: attention over the last {window} tokens is not supported; a "
+                f"max_model_len of at most {window} (now {max_model_len}) needs none"
+            )
+
+    def shortened(self, num_layers: int) -> "ModelSpec":
+        """The model of the first layers alone."""
+        return replace(self, layers=self.layers[:num_layers])

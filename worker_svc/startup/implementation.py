@@ -1,0 +1,112 @@
+"""Chooses who computes a model: layers of pagewire, or the classes of transformers.
+
+transformers is an extra of the worker: nothing of it is imported where layers of ours serve.
+"""
+
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from kernels import fp8
+from pagewire.gguf.files import is_gguf
+from worker_svc.config import UnsupportedOption, WorkerConfig
+from worker_svc.models import DUMMY, registry
+from worker_svc.models import config as model_config
+from worker_svc.models.spec import ModelSpec, UnsupportedModel
+
+if TYPE_CHECKING:
+    from worker_svc.transformers_models.config import TransformersConfig
+    from worker_svc.transformers_models.model import TransformersModel
+
+log = logging.getLogger(__name__)
+
+NATIVE, TRANSFORMERS = "native", "transformers"
+
+
+def shape_of(config: WorkerConfig, folder: Path) -> "ModelSpec | TransformersConfig":
+    """The configuration of a folder's model, by the implementation that will compute it.
+
+    Raises UnsupportedModel, with the reason of layers of ours where they know the architecture.
+    """
+    if config.model_impl == TRANSFORMERS:
+        return _by_transformers(config, folder)
+    try:
+        shape = model_config.load(folder, config.ignore_config_keys, config.quantization)
+        shape.check_length(config.max_model_len or shape.max_model_len)
+        return shape
+    except UnsupportedModel as refusal:
+        if config.model_impl == NATIVE or is_gguf(folder) or not _has_config(folder):
+            raise
+        try:
+            found = _by_transformers(config, folder)
+            found.check_length(config.max_model_len or found.max_model_len)
+        except UnsupportedModel as other:
+            raise (refusal if found_natively(folder) else other) from None
+        log.warning("the model is computed by transformers, more slowly: %s", refusal)
+        return found
+
+
+def found_natively(folder: Path) -> bool:
+    """True if a folder's architecture is one of ours, whatever its other settings."""
+    raw = model_config.read_json(folder, model_config.CONFIG) or {}
+    return any(registry.find(str(name)) is not None for name in raw.get("architectures") or ())
+
+
+def load(
+    config: WorkerConfig,
+    folder: Path,
+    shape: "TransformersConfig",
+    dtype: torch.dtype,
+    kv_dtype: torch.dtype,
+    device: torch.device,
+    max_model_len: int,
+) -> "TransformersModel":
+    """The model by classes of transformers. Raises UnsupportedOption, or as loading does."""
+    from worker_svc.transformers_models import loading  # noqa: PLC0415 - an extra
+    from worker_svc.transformers_models.model import TransformersModel  # noqa: PLC0415
+
+    _check_options(config, kv_dtype)
+    shape.check_length(max_model_len)
+    if config.load_format == DUMMY:
+        made = loading.make(shape, dtype, device)
+    else:
+        made = loading.load(folder, shape, dtype, device, config.ignore_weights)
+    return TransformersModel(shape, made, dtype, device)
+
+
+def _by_transformers(config: WorkerConfig, folder: Path) -> "TransformersConfig":
+    try:
+        from worker_svc.transformers_models import config as library  # noqa: PLC0415 - an extra
+    except ModuleNotFoundError as error:
+        if error.name != TRANSFORMERS:
+            raise
+        names = (model_config.read_json(folder, model_config.CONFIG) or {}).get("architectures")
+        raise UnsupportedModel(
+            f"architectures: {names!r} is not one of {', '.join(registry.BUILT_IN)}; transformers "
+            "may know it: pip install 'pagewire[transformers]'"
+        ) from None
+    if is_gguf(folder):
+        raise UnsupportedModel(f"model_impl: transformers reads folders, {folder} is a GGUF file")
+    return library.load(folder, config.ignore_config_keys)
+
+
+def _has_config(folder: Path) -> bool:
+    return (folder / model_config.CONFIG).is_file()
+
+
+def _check_options(config: WorkerConfig, kv_dtype: torch.dtype) -> None:
+    """Raises UnsupportedOption for an option that classes of transformers do not serve."""
+    default = WorkerConfig()
+    for name in ("tensor_parallel_size", "quantization", "draft_model", "attention_backend"):
+        value = getattr(config, name)
+        if value != getattr(default, name):
+            raise UnsupportedOption(
+                f"{name}: {value} is not served for a model that transformers computes"
+            )
+    if fp8.is_fp8(kv_dtype):
+        raise UnsupportedOption(
+            f"kv_cache_dtype: {config.kv_cache_dtype} is not served for a model that transformers "
+            "computes"
+        )

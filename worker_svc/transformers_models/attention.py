@@ -1,0 +1,275 @@
+"""The attention function that transformers' classes call: over the paged cache, without masks.
+
+transformers builds masks for the attention functions that it knows; for this one it builds none,
+and says by keywords what a layer sees. A keyword that is not known is refused by its name.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, Self
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface
+
+from kernels import reference
+from kernels.attention.paged import Traits
+from kernels.reference import AttentionPlan, KvRows, Scoring, Sight
+from worker_svc.attention.batch import AttentionBatch, HeadLayout, fuses
+from worker_svc.attention.layer_cache import KvShape, LayerCache
+
+if TYPE_CHECKING:
+    from worker_svc.attention.triton import TritonAttention
+
+NAME = "pagewire"  # of the function, as a value of `attn_implementation`
+CHUNK = "pagewire_chunk"  # an attribute of attention modules: their chunk, which no call tells
+
+# Keywords that change nothing here, whatever their value.
+_INERT = {
+    "cache_position",
+    "cu_seq_lens_k",
+    "cu_seq_lens_q",
+    "logits_to_keep",
+    "max_length_k",
+    "max_length_q",
+    "output_attentions",
+    "output_hidden_states",
+    "output_router_logits",
+    "position_embeddings",
+    "position_ids",
+    "use_cache",
+}
+
+
+class UnservedAttention(ValueError):
+    """A layer asks for attention that the paged cache does not serve."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerKind:
+    """The attention of one layer, as its calls describe it."""
+
+    num_heads: int
+    kv: KvShape
+    scale: float
+    sight: Sight
+    softcap: float | None
+    has_sinks: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LayerCall:
+    """One layer's call, for T tokens in the order of the step."""
+
+    layer: int
+    kind: LayerKind
+    q: Tensor  # [T, H, D]
+    k: Tensor  # [T, Hkv, D]
+    v: Tensor  # [T, Hkv, Dv]
+    sinks: Tensor | None  # [H]
+    key_source: Tensor  # the tensor that k is a view of: layers that share keys have the same one
+
+
+class Attender(Protocol):
+    """The receiver of all calls of one forward pass."""
+
+    def attend(self, call: LayerCall) -> Tensor:
+        """Attention of the call's queries -> [T, H, Dv]."""
+
+
+_attender: ContextVar[Attender] = ContextVar("attender")
+
+
+@contextmanager
+def attending(attender: Attender) -> Iterator[None]:
+    """Directs the calls of forward passes to `attender`."""
+    token = _attender.set(attender)
+    try:
+        yield
+    finally:
+        _attender.reset(token)
+
+
+def _attend(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    is_causal: bool | None = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """query [B, H, N, D], key and value [B, Hkv, N, D or Dv] -> [B, N, H, Dv]."""
+    name = type(module).__name__
+    strange = sorted(
+        word for word, given in others.items() if given is not None and word not in _INERT
+    )
+    if strange:
+        raise UnservedAttention(f"{name} calls attention with {strange[0]}, which is not served")
+    if attention_mask is not None:
+        raise UnservedAttention(f"{name} brings an attention mask of its own")
+    if is_causal is False or getattr(module, "is_causal", True) is False:
+        raise UnservedAttention(f"{name} attends in both directions")
+    num_rows, num_heads, num_tokens, head_dim = query.shape
+    kind = LayerKind(
+        num_heads=num_heads,
+        kv=KvShape(key.shape[1], head_dim, value.shape[3]),
+        scale=float(head_dim**-0.5 if scaling is None else scaling),
+        sight=Sight(sliding_window, getattr(module, CHUNK, None)),
+        softcap=softcap,
+        has_sinks=s_aux is not None,
+    )
+    layer = getattr(module, "layer_idx", None)
+    if not isinstance(layer, int):
+        raise UnservedAttention(f"{name} does not say which layer it is")
+    q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (query, key, value))
+    out = _attender.get().attend(LayerCall(layer, kind, q, k, v, s_aux, key))
+    return out.view(num_rows, num_tokens, num_heads, -1), None
+
+
+def register() -> None:
+    """Makes the function known to transformers."""
+    AttentionInterface.register(NAME, _attend)
+
+
+class Probe:
+    """Notes the kind of each layer's attention; attends to nothing."""
+
+    def __init__(self) -> None:
+        self.kinds: dict[int, LayerKind] = {}
+        self.sources: dict[int, int] = {}  # a layer that has no keys of its own: whose it reads
+        self._keys: dict[int, Tensor] = {}
+
+    def attend(self, call: LayerCall) -> Tensor:
+        """See `Attender`."""
+        if call.layer in self.kinds:
+            raise UnservedAttention(f"layer {call.layer} attends twice")
+        self.kinds[call.layer] = call.kind
+        for layer, keys in self._keys.items():
+            if keys is call.key_source:
+                self.sources[call.layer] = layer
+                break
+        else:
+            self._keys[call.layer] = call.key_source
+        return call.q.new_zeros((*call.q.shape[:2], call.kind.kv.v_dim))
+
+
+class KvLayout:
+    """The attention of all layers, and where each has its keys and values."""
+
+    def __init__(self, kinds: dict[int, LayerKind], sources: dict[int, int]) -> None:
+        """`sources` says of a layer that stores nothing whose keys and values it reads."""
+        self.kinds = kinds
+        self.sources = sources
+        owners = sorted(kinds.keys() - sources.keys())
+        self.shapes = [kinds[layer].kv for layer in owners]  # of the layers that store
+        places = {layer: index for index, layer in enumerate(owners)}
+        # The index in `shapes` of what each layer reads.
+        self.places = {layer: places[sources.get(layer, layer)] for layer in kinds}
+
+
+class TorchAttention:
+    """Stores and attends by operations of torch, for one pass over some of a step's sequences."""
+
+    def __init__(
+        self, layout: KvLayout, kv_cache: LayerCache, batch: AttentionBatch, dtype: torch.dtype
+    ) -> None:
+        self._layout = layout
+        self._kv_cache = kv_cache
+        self._batch = batch
+        self._dtype = dtype
+        kept = batch.slot_mapping >= 0
+        self._kept = None if bool(kept.all()) else kept
+        self._slots = batch.slot_mapping if self._kept is None else batch.slot_mapping[kept]
+        self._plans: dict[Sight, AttentionPlan] = {}
+
+    def attend(self, call: LayerCall) -> Tensor:
+        """See `Attender`."""
+        kind = self._layout.kinds[call.layer]
+        if call.kind != kind:
+            raise UnservedAttention(f"layer {call.layer} attends in another way than at first")
+        rows = self._kv_cache.rows(self._layout.places[call.layer])
+        if call.layer not in self._layout.sources:
+            self._store(rows, call)
+        scoring = Scoring(kind.scale, kind.softcap, call.sinks)
+        return reference.attend(call.q, rows, self._plan(kind.sight), scoring)
+
+    def _store(self, rows: Tensor | KvRows, call: LayerCall) -> None:
+        k, v = (call.k, call.v) if self._kept is None else (call.k[self._kept], call.v[self._kept])
+        keys, values = rows if isinstance(rows, KvRows) else rows.unbind(1)
+        reference.store(k, keys, self._slots, None)
+        reference.store(v, values, self._slots, None)
+
+    def _plan(self, sight: Sight) -> AttentionPlan:
+        if sight not in self._plans:
+            batch = self._batch
+            self._plans[sight] = AttentionPlan.build(
+                batch.block_tables,
+                batch.context_lens,
+                batch.cu_seqlens_q,
+                self._kv_cache.block_size,
+                self._dtype,
+                sight,
+            )
+        return self._plans[sight]
+
+
+class KernelAttention:
+    """Stores and attends by the Triton kernels; waits for nothing, so a graph can record it."""
+
+    def __init__(self, layout: KvLayout, like: Tensor) -> None:
+        """`like` has the type and the device of what is attended to."""
+        from kernels.attention.write_kv import write_kv  # noqa: PLC0415 - needs Triton
+        from worker_svc.attention.triton import TritonAttention  # noqa: PLC0415
+
+        self._layout = layout
+        self._write = write_kv
+        self._backends: dict[int, TritonAttention] = {}
+        self._make, self._like = TritonAttention, like
+        self._kv_cache: LayerCache | None = None
+        self._batch: AttentionBatch | None = None
+
+    @staticmethod
+    def serves(layout: KvLayout) -> bool:
+        """True if the kernels have tiles for all layers, and one size of tiles for all."""
+        kinds = list(layout.kinds.values())
+        sizes = {(kind.num_heads, kind.kv) for kind in kinds}
+        return len(sizes) == 1 and all(
+            fuses(kind.kv.k_dim) and kind.kv.k_dim == kind.kv.v_dim and kind.sight.chunk is None
+            for kind in kinds
+        )
+
+    def of_step(self, kv_cache: LayerCache, batch: AttentionBatch) -> Self:
+        """The same for a pass over this batch."""
+        self._kv_cache, self._batch = kv_cache, batch
+        return self
+
+    def attend(self, call: LayerCall) -> Tensor:
+        """See `Attender`."""
+        kv_cache, batch = self._kv_cache, self._batch
+        assert kv_cache is not None and batch is not None  # of a step
+        k_cache, v_cache = kv_cache.layer(self._layout.places[call.layer])
+        if call.layer not in self._layout.sources:
+            k, v = call.k.contiguous(), call.v.contiguous()
+            self._write(k, v, k_cache, v_cache, batch.slot_mapping)
+        return self._backend(call).step(call.q.contiguous(), k_cache, v_cache, batch)
+
+    def _backend(self, call: LayerCall) -> "TritonAttention":
+        """The kernels of a layer; all layers share a workspace, since they run in turn."""
+        found = self._backends.get(call.layer)
+        if found is None:
+            kind = self._layout.kinds[call.layer]
+            heads = HeadLayout(kind.num_heads, kind.kv.num_kv_heads, kind.kv.k_dim)
+            traits = Traits(kind.sight.window or 0, kind.softcap or 0.0, call.sinks)
+            other = next(iter(self._backends.values()), None)
+            workspace = None if other is None else other.workspace
+            found = self._make(heads, self._like, kind.scale, traits, workspace)
+            self._backends[call.layer] = found
+        return found

@@ -1,0 +1,382 @@
+"""A model of transformers' classes as the worker's runner sees it.
+
+The class computes everything but attention over earlier tokens, which is the paged cache's, and
+states between steps, which are the slots'. It is called with a step's tokens as one flat row; a
+model with states is called once for all rows of one token, and once for each longer one.
+"""
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from worker_svc.attention.batch import AttentionBatch, LastTokens
+from worker_svc.attention.layer_cache import LayerCache
+from worker_svc.device.capture_stream import captured, capturing
+from worker_svc.models.layer_stack import TileHeads
+from worker_svc.models.spec import UnsupportedModel
+from worker_svc.parallel.group import ALONE, Group
+from worker_svc.parallel.vocab_part import VocabPart
+from worker_svc.transformers_models.attention import (
+    Attender,
+    KernelAttention,
+    KvLayout,
+    Probe,
+    TorchAttention,
+    UnservedAttention,
+    attending,
+)
+from worker_svc.transformers_models.config import TransformersConfig
+from worker_svc.transformers_models.states import (
+    PassStates,
+    SlotStates,
+    StateProbe,
+    bytes_of,
+)
+
+log = logging.getLogger(__name__)
+
+
+class _Output:
+    """The output of layers that a head reads: hidden states, and None for whatever else it asks."""
+
+    def __init__(self, hidden: Tensor) -> None:
+        self.last_hidden_state = hidden
+
+    def __getattr__(self, name: str) -> None:
+        if name.startswith("__"):
+            raise AttributeError(name)
+
+    def __getitem__(self, index: int | slice) -> Any:
+        return (self.last_hidden_state,)[index]
+
+
+class _Given(nn.Module):
+    """Stands where the layers were, so that a class computes its head from hidden states."""
+
+    def __init__(self, base: nn.Module) -> None:
+        super().__init__()
+        self.config = getattr(base, "config", None)
+        self.hidden = torch.empty(0)
+
+    def __getattr__(self, name: str) -> Any:
+        """Its own value, or itself: some heads call a part of the layers, as `model.decoder`."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if name.startswith("_"):
+                raise
+            return self
+
+    def forward(self, *args: Any, **kwargs: Any) -> _Output:
+        """The hidden states [1, T, hidden] that were given."""
+        return _Output(self.hidden)
+
+
+class TransformersModel:
+    """The layers and the head of one model, its cache's layout and its states' shapes."""
+
+    fused = None  # no layers of ours
+    kv_scales: Tensor | None = None
+
+    def __init__(
+        self,
+        config: TransformersConfig,
+        model: PreTrainedModel,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        """Raises UnsupportedModel for a class whose attention or states are not served."""
+        self.config = config
+        self.dtype = self.kv_dtype = dtype
+        self.device = device
+        self.group: Group = ALONE
+        name, base, self._layers = _parts(model)
+        self._head, self._given = model, _Given(base)
+        setattr(model, name, self._given)
+        probe, states = Probe(), StateProbe()
+        try:
+            self._probe(probe, states)
+        except UnservedAttention as error:
+            raise UnsupportedModel(f"{type(model).__name__}: {error}") from None
+        self._layout = KvLayout(probe.kinds, probe.sources)
+        self.state_shapes = states.shapes
+        self.states: SlotStates | None = None  # made with the slots, for a model that has any
+        self._kernels: KernelAttention | None = None
+        if device.type == "cuda" and KernelAttention.serves(self._layout):
+            self._kernels = KernelAttention(
+                self._layout, torch.empty(0, dtype=dtype, device=device)
+            )
+        self.stack = self._recordable()
+
+    @torch.inference_mode()
+    def _probe(self, probe: Probe, states: StateProbe) -> None:
+        """Runs two tokens without a past through the layers, to see what they ask for."""
+        two = torch.zeros((1, 2), dtype=torch.int64, device=self.device)
+        with attending(probe):
+            self._run(two, torch.arange(2, device=self.device).unsqueeze(0), states)
+
+    def _recordable(self) -> "TransformersStack | None":
+        """The layers for graphs; None if they cannot be recorded, or have states by slot."""
+        if self._kernels is None:
+            return None
+        stack = TransformersStack(self, self._layout)
+        try:
+            stack.try_recording(self.device)
+        except Exception as error:  # what classes do is not known here
+            log.warning("steps are computed without graphs: %s: %s", type(error).__name__, error)
+            torch.cuda.synchronize(self.device)
+            return None
+        return stack
+
+    @property
+    def attention_backend(self) -> str:
+        """Name of the attention implementation."""
+        return "torch" if self._kernels is None else "triton"
+
+    @property
+    def has_states(self) -> bool:
+        """True if a token's result depends on more than keys and values of earlier ones."""
+        return bool(self.state_shapes)
+
+    def kv_layout(self, num_blocks: int, block_size: int) -> str:
+        """The sizes of a cache of so many blocks, layers of one kind together."""
+        counts: dict[str, int] = {}
+        for shape in self._layout.shapes:
+            words = f"{shape.num_kv_heads} x {shape.k_dim}"
+            if shape.v_dim != shape.k_dim:
+                words += f" + {shape.v_dim}"
+            counts[words] = counts.get(words, 0) + 1
+        kinds = ", ".join(f"{words} in {count} layers" for words, count in counts.items())
+        return f"{num_blocks} blocks of {block_size} tokens: {kinds}"
+
+    def block_bytes(self, block_size: int) -> int:
+        """Bytes of one block over all layers."""
+        width = sum(shape.width for shape in self._layout.shapes)
+        return block_size * width * self.kv_dtype.itemsize
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of the states of one slot."""
+        return bytes_of(list(self.state_shapes.values()))
+
+    def new_cache(self, num_blocks: int, block_size: int) -> LayerCache:
+        """An empty KV cache for this model."""
+        return LayerCache(self._layout.shapes, num_blocks, block_size, self.kv_dtype, self.device)
+
+    def make_states(self, max_num_seqs: int) -> None:
+        """Allocates the states of all slots."""
+        if self.has_states:
+            self.states = SlotStates(self.state_shapes, max_num_seqs, self.device)
+
+    @torch.inference_mode()
+    def forward(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        kv_cache: LayerCache,
+        batch: AttentionBatch,
+        last: LastTokens | None = None,
+    ) -> Tensor:
+        """Token ids and positions [T] of a step -> hidden states [T, hidden], normed."""
+        if self.states is None:
+            with attending(self._attender(kv_cache, batch)):
+                hidden = self._run(token_ids.unsqueeze(0), positions.unsqueeze(0), None)[0]
+        else:
+            hidden = self._in_passes(token_ids, positions, kv_cache, batch, self.states)
+        return hidden if last is None else hidden.index_select(0, last.rows)
+
+    def _attender(self, kv_cache: LayerCache, batch: AttentionBatch) -> Attender:
+        if self._kernels is not None:
+            return self._kernels.of_step(kv_cache, batch)
+        return TorchAttention(self._layout, kv_cache, batch, self.dtype)
+
+    def _in_passes(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        kv_cache: LayerCache,
+        batch: AttentionBatch,
+        states: SlotStates,
+    ) -> Tensor:
+        """Hidden states [T, hidden] of a model whose sequences have states."""
+        out: Tensor | None = None
+        for part in _passes(batch):
+            hidden = self._pass(token_ids, positions, kv_cache, part, states)
+            if out is None:
+                out = hidden.new_empty((len(token_ids), hidden.shape[-1]))
+            out[part.tokens] = hidden
+        assert out is not None  # a step has tokens
+        return out
+
+    def _pass(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        kv_cache: LayerCache,
+        part: "_Pass",
+        slot_states: SlotStates,
+    ) -> Tensor:
+        """Hidden states [N, hidden] of the tokens of some sequences, whose states move on."""
+        ids, where = (x[part.tokens].view(part.num_sequences, -1) for x in (token_ids, positions))
+        slots = part.batch.slots
+        if slots is None:  # a rehearsal: no sequence's states
+            slots = torch.zeros(part.num_sequences, dtype=torch.int64, device=self.device)
+        states = slot_states.read(slots, where[:, 0] == 0)
+        passed = PassStates(states)
+        with attending(self._attender(kv_cache, part.batch)):
+            hidden = self._run(ids, where, passed).flatten(0, 1)
+        if part.batch.slots is not None:
+            slot_states.write(slots, passed.states)
+        return hidden
+
+    def _run(self, token_ids: Tensor, positions: Tensor, states: StateProbe | None) -> Tensor:
+        """Token ids and positions [B, N] -> hidden states [B, N, hidden]."""
+        output = self._layers(
+            input_ids=token_ids,
+            attention_mask=None,
+            position_ids=positions,
+            past_key_values=states,
+            use_cache=states is not None,
+        )
+        hidden: Tensor = output.last_hidden_state
+        return hidden
+
+    @torch.inference_mode()
+    def vocab_part(self, hidden: Tensor) -> VocabPart:
+        """Hidden states [R, hidden] -> logits of the whole vocabulary."""
+        self._given.hidden = hidden.unsqueeze(0)
+        # The ids are not read; classes want some.
+        ids = torch.zeros((1, len(hidden)), dtype=torch.int64, device=self.device)
+        logits = self._head(input_ids=ids, use_cache=False).logits[0]
+        return VocabPart(logits)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Hidden states [R, hidden] -> float32 [R, vocab]."""
+        return self.vocab_part(hidden).whole().float()
+
+
+def _parts(model: PreTrainedModel) -> tuple[str, nn.Module, nn.Module]:
+    """The name of the part next to the head, that part, and the layers, which are in it or it."""
+    layers: nn.Module = model.get_decoder()  # type: ignore[no-untyped-call]
+    for name, part in model.named_children():
+        if any(module is layers for module in part.modules()):
+            return name, part, layers
+    own = getattr(model, "model", None)
+    if isinstance(own, nn.Module):
+        return "model", own, own
+    raise UnsupportedModel(f"{type(model).__name__} does not say where its layers are")
+
+
+class TransformersStack:
+    """The layers of a model as graphs record them.
+
+    A class computes its layers in one call: `begin` does all, and `finish` nothing.
+    """
+
+    def __init__(self, model: TransformersModel, layout: KvLayout) -> None:
+        """`layout` has one kind of heads."""
+        self._model = model
+        kind = next(iter(layout.kinds.values()))
+        self.tile_heads = TileHeads(kind.num_heads, kind.kv.num_kv_heads, kind.kv.k_dim)
+        self.carried_widths = (model.config.hf.hidden_size, 1)  # hidden states, and nothing
+        # Sequences with states are computed apart from each other where they have several tokens.
+        self.splits = not model.has_states
+
+    def forward(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        kv_cache: LayerCache,
+        batch: AttentionBatch,
+        last: LastTokens | None = None,
+    ) -> Tensor:
+        """See `LayerStack`."""
+        return self._model.forward(token_ids, positions, kv_cache, batch, last)
+
+    def begin(
+        self, token_ids: Tensor, positions: Tensor, kv_cache: LayerCache, batch: AttentionBatch
+    ) -> tuple[Tensor, Tensor]:
+        """See `LayerStack`: all of it."""
+        hidden = self._model.forward(token_ids, positions, kv_cache, batch)
+        return hidden, hidden.new_empty((len(hidden), 1))
+
+    def finish(
+        self, carried: tuple[Tensor, Tensor], kv_cache: LayerCache, batch: AttentionBatch
+    ) -> Tensor:
+        """See `LayerStack`: nothing is left to do."""
+        return carried[0]
+
+    def shortened(self, num_layers: int) -> "TransformersStack":
+        """The same: a class has no fewer layers for a while."""
+        return self
+
+    @torch.inference_mode()
+    def try_recording(self, device: torch.device) -> None:
+        """Records a pass over one token. Raises an error for a class that waits for the host."""
+        cache = self._model.new_cache(2, 16)
+        one = torch.ones(1, dtype=torch.int32, device=device)
+        batch = AttentionBatch.of_decodes(
+            torch.full((1,), -1, dtype=torch.int64, device=device),
+            torch.zeros((1, 1), dtype=torch.int32, device=device),
+            one,
+            16,
+        )
+        zero = torch.zeros(1, dtype=torch.int64, device=device)
+
+        def run() -> None:
+            self._model.vocab_part(self.forward(zero, zero, cache, batch))
+
+        with capturing(device):
+            run()  # compiles, and lets the libraries make their workspaces
+            captured(run)
+
+
+@dataclass(frozen=True, slots=True)
+class _Pass:
+    """Sequences that a model with states computes in one call: as many tokens of each."""
+
+    tokens: Tensor  # [N] int64, of the step's T
+    num_sequences: int
+    batch: AttentionBatch
+
+
+def _passes(batch: AttentionBatch) -> Iterator[_Pass]:
+    """A step in parts: all sequences with one token together, each longer one alone."""
+    if batch.is_decode:
+        tokens = torch.arange(len(batch.context_lens), device=batch.context_lens.device)
+        yield _Pass(tokens, len(tokens), batch)
+        return
+    starts = batch.cu_seqlens_q.tolist()
+    lengths = [end - start for start, end in pairwise(starts)]
+    single = [i for i, length in enumerate(lengths) if length == 1]
+    if single:
+        yield _part(batch, single, [starts[i] for i in single], 1)
+    for i, length in enumerate(lengths):
+        if length > 1:
+            yield _part(batch, [i], list(range(starts[i], starts[i] + length)), length)
+
+
+def _part(batch: AttentionBatch, sequences: list[int], tokens: list[int], length: int) -> _Pass:
+    device = batch.slot_mapping.device
+    rows = torch.tensor(sequences, device=device)
+    index = torch.tensor(tokens, device=device)
+    ends = torch.arange(len(sequences) + 1, dtype=torch.int32, device=device) * length
+    return _Pass(
+        index,
+        len(sequences),
+        replace(
+            batch,
+            slot_mapping=batch.slot_mapping[index],
+            block_tables=batch.block_tables[rows],
+            context_lens=batch.context_lens[rows],
+            cu_seqlens_q=ends,
+            max_seqlen_q=length,
+            slots=None if batch.slots is None else batch.slots[rows],
+        ),
+    )
