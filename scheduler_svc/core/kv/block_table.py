@@ -15,7 +15,7 @@ Index = NDArray[np.intp]  # [n] slots, in numpy's fastest index type
 MAX_INT32 = 2**31 - 1
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # mutable for speed, as plans are
 class TableRow:
     """The block table with which a sequence enters a slot."""
 

@@ -154,10 +154,10 @@ class Sequence:
         request = self.request
         self.root = NO_PARENT  # parent of its first block
         self.origins: Origins | None = None
-        parts = request.cache_salt, namespace, weights_version, request.adapter_id
-        if request.extras or any(parts):
-            root = Root(*parts)
-            self.root, self.origins = root.hash, origins_of(root, request.extras)
+        salt, adapter_id, extras = request.cache_salt, request.adapter_id, request.extras
+        if salt or namespace or weights_version or adapter_id or extras:
+            root = Root(salt, namespace, weights_version, adapter_id)
+            self.root, self.origins = root.hash, origins_of(root, extras)
         self._hashes: dict[int, list[int]] = {}  # by block size
 
     def block_hashes(self, block_size: int) -> list[int]:

@@ -147,7 +147,8 @@ class SchedulerState:
         """
         self.pool.share(start.all_shared)
         rows = []
-        for table, num_new in zip(start.tables, num_new_blocks, strict=True):
+        for group, num_new in enumerate(num_new_blocks):
+            table = start.more[group - 1] if group else start
             new_blocks = self.pool.take(num_new)
             self._fill(table, new_blocks)
             block_ids = [NULL_BLOCK] * table.num_null + table.shared + new_blocks

@@ -88,14 +88,13 @@ class CacheTruth:
             for (salt, adapter_id), content in worker.roots.items()
         }
         self._note_pictures(scheduler)
+        if self._has_window:
+            self._learn_from_sequences(scheduler)
         cache = scheduler.internal_state.pool.caches[self._group]
         entries = {b: cache.hash_of(b) for b in range(1, scheduler.internal_state.pool.num_blocks)}
         unknown = {b: h for b, h in entries.items() if h is not None and h not in self._contents}
         while unknown:
             known = [b for b in unknown if self._learn(scheduler, b, unknown[b])]
-            if not known and self._has_window:
-                self._learn_from_sequences(scheduler)
-                known = [b for b in unknown if unknown[b] in self._contents]
             assert known, f"blocks {sorted(unknown)} follow a parent that was never sealed"
             unknown = {b: h for b, h in unknown.items() if b not in known}
         for block_id, block_hash in entries.items():
@@ -112,7 +111,11 @@ class CacheTruth:
                     self._extras[digest.tobytes()] = extras[:count]
 
     def _learn_from_sequences(self, scheduler: Scheduler) -> None:
-        """Reads hashes from sequences: a block may be freed before it is sealed."""
+        """Reads hashes from sequences: a block may be freed before it is sealed.
+
+        It is swapped out, say, with the token in flight after which it would be sealed, and is
+        before the window when its sequence comes back.
+        """
         for sequence in scheduler.live():
             slot, size = sequence.slot, self._block_size
             if sequence.is_private or sequence.root not in self._roots:
