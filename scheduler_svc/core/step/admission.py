@@ -59,8 +59,9 @@ class Admission:
         self._counters = counters
         self.reuse = Reuse(config, state)
         self._groups = config.groups
-        # Per sequence without room: blocks that were free then, and how many more it needed.
-        self._blocked: dict[Sequence, tuple[int, int]] = {}
+        # By number of a sequence without room: blocks that were free then, and how many more it
+        # needed. One that moves away and comes back has another number.
+        self._blocked: dict[int, tuple[int, int]] = {}
 
     def reset(self) -> None:
         """Forgets what did not fit: the worker's blocks have changed."""
@@ -96,7 +97,8 @@ class Admission:
         draft.hold = self._why_on_hold(draft, aside)
         for sequence in reversed(aside.everyone):
             state.waiting.put_back(sequence)
-        self._blocked = {s: self._blocked[s] for s in aside.passed if s in self._blocked}
+        blocked = self._blocked
+        self._blocked = {s.number: blocked[s.number] for s in aside.passed if s.number in blocked}
         if entered:
             state.join_running(entered)
 
@@ -146,9 +148,10 @@ class Admission:
             if passed[0].num_awaited:
                 return AdmissionHold(Cause.TOKEN, first=passed[0].request.request_id)
             num_free, short = state.pool.num_free, {}
-            for sequence, (num_free_then, short_then) in self._blocked.items():
-                if sequence in passed:
-                    short[sequence.request.request_id] = short_then + num_free_then - num_free
+            by_number = {sequence.number: sequence.request.request_id for sequence in passed}
+            for number, (num_free_then, short_then) in self._blocked.items():
+                if number in by_number:
+                    short[by_number[number]] = short_then + num_free_then - num_free
             return AdmissionHold(Cause.BLOCKS, passed[0].request.request_id, short)
         if aside.everyone:
             return AdmissionHold(Cause.FORK_GROUP, first=aside.everyone[0].request.request_id)
@@ -164,7 +167,8 @@ class Admission:
     def _try_to_enter(self, draft: Draft, sequence: Sequence) -> _Outcome:
         config, state = self._config, self._state
         num_free, is_sibling = state.pool.num_free, bool(sequence.request.fork_group)
-        if not is_sibling and sequence in self._blocked and num_free <= self._blocked[sequence][0]:
+        number = sequence.number
+        if not is_sibling and number in self._blocked and num_free <= self._blocked[number][0]:
             return _Outcome.NO_ROOM  # a second cache lookup would cost in proportion to the prompt
         start = self.reuse.find(sequence, draft.admitted)
         if start is None:
@@ -173,9 +177,9 @@ class Admission:
         # Shared blocks without a holder leave the free queue as well.
         short = sum(num_new) + state.pool.num_free_among(start.all_shared) - num_free
         if short > 0:
-            self._blocked[sequence] = num_free, short
+            self._blocked[number] = num_free, short
             return _Outcome.NO_ROOM
-        self._blocked.pop(sequence, None)
+        self._blocked.pop(number, None)
         tables = state.enter(sequence, start, num_new)
         if sequence.num_cached is None:
             self._count_first(sequence, start)
