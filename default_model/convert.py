@@ -21,10 +21,10 @@ from default_model.files import (
     write_text,
 )
 from default_model.source import DefaultModelError, GgufSource
-from pagewire.gguf.architecture import num_swapped_heads, weights
 from pagewire.gguf.blocks import StoredTensor
 from pagewire.gguf.files import CONTENTS, read_file
 from pagewire.gguf.header import BadGguf, read_header
+from pagewire.gguf.stored import stored_weights
 
 SPARE_BYTES = 16 << 20  # for tokenizer, configuration and the file system
 PROGRESS_PERCENT = 20
@@ -69,12 +69,8 @@ def safetensors_header(tensors: Mapping[str, StoredTensor]) -> bytes:
 def _read(path: Path) -> tuple[dict[str, str], dict[str, StoredTensor]]:
     """The small files by name, and the tensors by theirs."""
     try:
-        header = read_header(path)
         texts = {name: (read_file(path, name) or b"").decode() for name in CONTENTS}
-        tensors = {
-            name: StoredTensor(path, tensor, num_swapped_heads(header, tensor))
-            for name, tensor in weights(header).items()
-        }
+        tensors = stored_weights(read_header(path))
     except BadGguf as error:
         raise DefaultModelError(str(error)) from error
     return texts, tensors

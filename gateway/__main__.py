@@ -9,6 +9,7 @@ from functools import partial
 import uvloop
 
 from gateway.chat.answer import NoUseForParser
+from gateway.chat.formats import BadPlugin
 from gateway.config import parse_args
 from gateway.processes.supervisor import supervise
 from gateway.sampling_defaults import BadGenerationConfig
@@ -31,6 +32,7 @@ COULD_NOT_START = (
     BadIdentityFile,
     CannotRename,
     NoUseForParser,
+    BadPlugin,
     NoTracing,
     PortInUse,
     TokenizerFolderError,

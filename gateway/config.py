@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gateway.chat.answer import AUTO, REASONING_PARSERS, TOOL_CALL_PARSERS
+from gateway.chat import formats
+from gateway.chat.answer import AUTO, NONE
 from gateway.edge import edge_limits
 from gateway.edge.edge_limits import EdgeLimits
 from gateway.live.demo import problem_with_pipe
@@ -85,11 +86,12 @@ class GatewayConfig:
             raise ValueError(f"--model: {problem}")
         _ = self.scheduler_target
         for option, parser, known in (
-            ("--tool-call-parser", self.tool_call_parser, TOOL_CALL_PARSERS),
-            ("--reasoning-parser", self.reasoning_parser, REASONING_PARSERS),
+            ("--tool-call-parser", self.tool_call_parser, formats.tool_parsers),
+            ("--reasoning-parser", self.reasoning_parser, formats.reasoning_parsers),
         ):
-            if parser not in known:
-                raise ValueError(f"{option}: {parser!r} is none of {', '.join(known)}")
+            if parser not in (AUTO, NONE) and parser not in (names := known()):
+                options = ", ".join((AUTO, NONE, *names))
+                raise ValueError(f"{option}: {parser!r} is none of {options}")
         for option, value in (("--http-port", self.http_port), ("--grpc-port", self.grpc_port)):
             if not 0 <= value <= MAX_PORT:
                 raise ValueError(f"{option}: {value} is not a port")
@@ -194,18 +196,7 @@ def make_parser(own_start_s: float = 0.0) -> argparse.ArgumentParser:
     _add_ports(parser)
     add("--served-model-name", metavar="NAME", help="name of the model (default: the worker's)")
     _add_model_files(parser)
-    add(
-        "--tool-call-parser",
-        choices=TOOL_CALL_PARSERS,
-        default=AUTO,
-        help="format of the model's tool calls (auto: from its chat template)",
-    )
-    add(
-        "--reasoning-parser",
-        choices=REASONING_PARSERS,
-        default=AUTO,
-        help="format of the model's reasoning (auto: from its chat template)",
-    )
+    _add_formats(parser)
     add("--api-key", metavar="KEY", help="one bearer token with all roles")
     _add_callers(parser)
     _add_page(parser)
@@ -217,6 +208,21 @@ def make_parser(own_start_s: float = 0.0) -> argparse.ArgumentParser:
     add_tracing_options(parser)
     edge_limits.add_arguments(parser)
     return parser
+
+
+def _add_formats(parser: argparse.ArgumentParser) -> None:
+    """Plug-ins bring names of their own, so that no list of choices can be whole."""
+    for option, what, known in (
+        ("--tool-call-parser", "tool calls", tuple(formats.FORMATS)),
+        ("--reasoning-parser", "reasoning", tuple(formats.REASONING)),
+    ):
+        parser.add_argument(
+            option,
+            default=AUTO,
+            metavar="NAME",
+            help=f"format of the model's {what}: auto (from its chat template), none, "
+            f"{', '.join(known)}, or one of a plug-in",
+        )
 
 
 def _add_scheduler(parser: argparse.ArgumentParser) -> None:

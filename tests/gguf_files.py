@@ -66,6 +66,12 @@ class GgufFile:
     metadata: dict[str, Any] = field(default_factory=dict)
     tensors: dict[str, Packed] = field(default_factory=dict)
 
+    def take_tokenizer(self, told: Mapping[str, Any]) -> None:
+        """Gives it another tokenizer and template."""
+        for key in [key for key in self.metadata if key.startswith("tokenizer.")]:
+            del self.metadata[key]
+        self.metadata |= told
+
     def write(self, path: Path) -> Path:
         """Writes it."""
         writer = GGUFWriter(path, self.architecture)
@@ -93,7 +99,9 @@ def _type_of(value: Any) -> GGUFValueType:
 def _type_of_items(value: Any) -> GGUFValueType | None:
     if not isinstance(value, list):
         return None
-    return GGUFValueType.STRING if isinstance(value[0], str) else GGUFValueType.INT32
+    items = {str: GGUFValueType.STRING, int: GGUFValueType.INT32, float: GGUFValueType.FLOAT32}
+    items |= {bool: GGUFValueType.BOOL}
+    return items[type(value[0])]
 
 
 def sizes(architecture: str, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -134,6 +142,59 @@ def vocabulary() -> dict[str, Any]:
     return {**named, "tokenizer.chat_template": TEMPLATE}
 
 
+def sentencepiece_vocabulary(**changes: Any) -> dict[str, Any]:
+    """The metadata of a tokenizer of SentencePiece, with a space before each text.
+
+    The best score is that of the first pair of `JOINED`; ids say nothing of the order.
+    """
+    scores = {token: -float(rank) for rank, token in enumerate(joined_tokens())}
+    letters = sorted(set("".join(scores)) - scores.keys())
+    scores |= {letter: -1000.0 - rank for rank, letter in enumerate(letters)}
+    told: dict[str, Any] = {
+        "model": "llama",
+        "pre": "default",
+        "tokens": ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))],
+        "token_type": [2, 3, 3] + [6] * 256,
+        "scores": [0.0] * 259,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "unknown_token_id": 0,
+    }
+    for token in sorted(scores):
+        told["tokens"].append(token)
+        told["token_type"].append(1)
+        told["scores"].append(scores[token])
+    named = {f"tokenizer.ggml.{key}": value for key, value in (told | changes).items()}
+    return {**named, "tokenizer.chat_template": TEMPLATE}
+
+
+def gemma_vocabulary() -> dict[str, Any]:
+    """No space before a text, and runs of spaces and of line ends are tokens of their own."""
+    told = sentencepiece_vocabulary(add_space_prefix=False)
+    runs = [letter * count for letter in " \n" for count in range(2, 9)] + ["\n", "<think>"]
+    told["tokenizer.ggml.tokens"] = runs + told["tokenizer.ggml.tokens"]
+    told["tokenizer.ggml.token_type"] = [4] * len(runs) + told["tokenizer.ggml.token_type"]
+    told["tokenizer.ggml.scores"] = [-1000.0] * len(runs) + told["tokenizer.ggml.scores"]
+    for name in ("bos", "eos", "unknown"):
+        told[f"tokenizer.ggml.{name}_token_id"] += len(runs)
+    return told
+
+
+def joined_tokens() -> list[str]:
+    """Tokens that are joined of earlier ones, as training would find them; the best first."""
+    random = np.random.default_rng(38)
+    parts, joined = list("\u2581abcdehlorw\u00e9\u4e2d"), list[str]()
+    for pair in JOINED:
+        joined.append(pair)
+    while len(joined) < NUM_JOINED:
+        left, right = (random.choice([*parts, *joined]) for _ in range(2))
+        token = str(left + right)
+        if len(token) <= 8 and "\u2581" not in token[1:] and token not in joined:
+            joined.append(token)
+    return joined
+
+
+JOINED, NUM_JOINED = ("\u2581h", "er", "lo", "\u2581w", "\u2581he", "llo", "\u2581a"), 200
 NUM_TOKENS = len(vocabulary()["tokenizer.ggml.tokens"])
 TINY = {
     "num_hidden_layers": LAYERS,

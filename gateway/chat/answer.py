@@ -6,27 +6,25 @@ line.
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from enum import Enum
+from functools import partial
 
 from gateway.chat import forced, formats
 from gateway.chat.calls import Calls
 from gateway.chat.conversation import Conversation
 from gateway.chat.families import harmony
-from gateway.chat.formats import ToolCallFormat, long_id
+from gateway.chat.families.hermes import HERMES
 from gateway.chat.parts import Content, Part, Reasoning
 from gateway.chat.reasoning import (
-    CLOSE,
-    OPEN,
     CallOpening,
     OrphanClose,
     ReasoningTokens,
-    is_closed_at_end,
-    is_open_at_end,
     reasoning_parser,
     stretches,
 )
+from gateway.chat.reasoning_format import CLOSE, OPEN, ReasoningFormat
 from gateway.chat.source import Parser, Source, Steps
 from gateway.chat.template import ChatTemplate
+from gateway.chat.tool_format import ToolCallFormat, long_id
 from gateway.errors import unsupported
 from gateway.leniency import notices
 from gateway.structure.calls import AnyStructure, CallsInAnswer, CallWriting
@@ -39,18 +37,6 @@ AUTO, NONE = "auto", "none"
 
 class NoUseForParser(ValueError):
     """Raised when an option names a parser that the served model cannot need."""
-
-
-class ReasoningFormat(Enum):
-    """When an answer begins with reasoning."""
-
-    QWEN3 = "qwen3"  # when the answer, or the end of the prompt, opens it
-    DEEPSEEK_R1 = "deepseek_r1"  # always, opened or not
-    HARMONY = "harmony"  # in messages of a channel of its own
-
-
-TOOL_CALL_PARSERS = (AUTO, NONE, *formats.FORMATS)
-REASONING_PARSERS = (AUTO, NONE, *(form.value for form in ReasoningFormat))
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +54,7 @@ class ChatFormat:
         """The names of both formats, as their options call them."""
         return {
             "tool_call_parser": None if self.tool_calls is None else self.tool_calls.name,
-            "reasoning_parser": None if self.reasoning is None else self.reasoning.value,
+            "reasoning_parser": None if self.reasoning is None else self.reasoning.name,
         }
 
     def check(self, conversation: Conversation) -> None:
@@ -116,19 +102,22 @@ class ChatFormat:
         """A form in a channel of its own, with the reasoning before it, where the model has any."""
         if asked is None or isinstance(asked, StructuralTags):
             return asked
-        has_channels = self.reasoning is ReasoningFormat.HARMONY and all(
+        has_channels = self._thinks_in_channels and all(
             marker in self.token_ids for marker in harmony.TOKENS
         )
         if not has_channels or self._goes_on_in_channel(conversation):
             return asked
-        writing = formats.HARMONY.writing
+        writing = harmony.HARMONY.writing
         assert writing is not None
         return CallsInAnswer(asked.place, (), writing, False, self.token_ids, (), asked)
 
     def _goes_on_in_channel(self, conversation: Conversation) -> bool:
         """Whether the answer continues the text of a channel."""
-        is_in_channels = self.reasoning is ReasoningFormat.HARMONY
-        return is_in_channels and conversation.rendering.continue_final_message
+        return self._thinks_in_channels and conversation.rendering.continue_final_message
+
+    @property
+    def _thinks_in_channels(self) -> bool:
+        return self.reasoning is not None and self.reasoning.is_in_channels
 
     def _tells_apart(self, writing: CallWriting, asked: Asked | None) -> bool:
         """Whether it is plain where a call begins: a bare brace may also begin a form."""
@@ -137,10 +126,12 @@ class ChatFormat:
     def shown_tokens(self, conversation: Conversation) -> tuple[str, ...]:
         """Special tokens that the parser of the answer must see."""
         tool_format = self._format_for(conversation)
-        if tool_format is None and self.reasoning is ReasoningFormat.HARMONY:
+        if tool_format is None and self._thinks_in_channels:
             return harmony.TOKENS
-        thoughts = () if self.reasoning in (None, ReasoningFormat.HARMONY) else (OPEN, CLOSE)
-        return (*thoughts, *(() if tool_format is None else tool_format.shown_tokens))
+        calls = () if tool_format is None else tool_format.shown_tokens
+        if self.reasoning is None or self.reasoning.is_in_channels:
+            return calls
+        return (self.reasoning.opening, self.reasoning.closing, *calls)
 
     def with_markers(self, tags: StructuralTags) -> StructuralTags:
         """Tags whose markers may come as the model's tokens."""
@@ -156,16 +147,17 @@ class ChatFormat:
         budget = conversation.max_reasoning_tokens
         if budget is not None and self.reasoning is None:
             notices.ignore(BUDGET, "has no effect: no --reasoning-parser is known for the model")
-        if self.reasoning is ReasoningFormat.HARMONY:
+        if self._thinks_in_channels:
             if budget is not None:
                 raise unsupported(BUDGET, "is not supported for reasoning in channels")
             return answer
-        if self.reasoning is None or _is_over(conversation, prompt):
+        form = self.reasoning
+        if form is None or _is_over(form, conversation, prompt):
             return answer
         is_held = answer is not None and not _leaves_text_free(answer)
         if budget is None and not is_held:
             return answer
-        thought = Thought(OPEN, CLOSE, self._is_open(prompt), budget)
+        thought = Thought(form.opening, form.closing, _is_open(form, prompt), budget, form.label)
         return ThoughtFirst(thought, answer, self.token_ids, self.text_ids)
 
     def reader(
@@ -174,32 +166,33 @@ class ChatFormat:
         """The parser of one answer; None when all is content."""
         calls = self._call_parser(conversation, structure)
         shows = conversation.include_reasoning
-        if not self._may_think(structure):
+        form = self.reasoning
+        if form is None or not self._may_think(structure):
             return None if calls is None else AnswerReader(None, calls, shows)
-        if self.reasoning is ReasoningFormat.HARMONY:
-            thought = ReasoningTokens(
-                is_open=False, opening=harmony.ANALYSIS, closing=harmony.ENDS[0]
-            )
+        is_open = not form.is_in_channels and _is_open(form, prompt)
+        thought = ReasoningTokens(is_open=is_open, opening=form.head, closing=form.closing)
+        if form.is_in_channels:
             messages = calls or _messages_parser(ends_in_form=_is_call_or_form(structure))
             return AnswerReader(None, messages, shows, thought)
-        is_open = self._is_open(prompt)
-        opening = self._call_opening(conversation, structure)
-        return AnswerReader(
-            lambda on_call: reasoning_parser(is_open=is_open, opening=opening, on_call=on_call),
-            calls,
-            shows,
-            ReasoningTokens(is_open=is_open),
+        parse = partial(
+            reasoning_parser,
+            form,
+            is_open=is_open,
+            opening=self._call_opening(conversation, structure),
         )
+        orphan = OrphanClose(form.closing)
+        return AnswerReader(lambda on_call: parse(on_call=on_call), calls, shows, thought, orphan)
 
     def stretches(
         self, conversation: Conversation, prompt: str, structure: AnyStructure | ThoughtFirst | None
     ) -> Parser[Stretch] | None:
         """Tells an answer's reasoning and the rest apart; None when it has no reasoning."""
-        if not self._may_think(structure):
+        form = self.reasoning
+        if form is None or not self._may_think(structure):
             return None
-        if self.reasoning is not ReasoningFormat.HARMONY:
+        if not form.is_in_channels:
             opening = self._call_opening(conversation, structure)
-            return stretches(is_open=self._is_open(prompt), opening=opening)
+            return stretches(form, is_open=_is_open(form, prompt), opening=opening)
         names = frozenset(tool.name for tool in conversation.usable_tools)
         ends_in_form = _is_call_or_form(structure)
 
@@ -231,12 +224,7 @@ class ChatFormat:
             return False
         if structure is None or _leaves_text_free(structure):
             return True
-        return self.reasoning is ReasoningFormat.HARMONY and _is_call_or_form(structure)
-
-    def _is_open(self, prompt: str) -> bool:
-        """Whether an answer to the prompt begins inside reasoning."""
-        is_always = self.reasoning is ReasoningFormat.DEEPSEEK_R1 and not is_closed_at_end(prompt)
-        return is_always or is_open_at_end(prompt)
+        return self._thinks_in_channels and _is_call_or_form(structure)
 
     def _format_for(self, conversation: Conversation) -> ToolCallFormat | None:
         if forced.is_forced(conversation):
@@ -275,10 +263,16 @@ def _messages_parser(*, ends_in_form: bool) -> Parser[Part]:
     return Parser(parse)
 
 
-def _is_over(conversation: Conversation, prompt: str) -> bool:
+def _is_open(form: ReasoningFormat, prompt: str) -> bool:
+    """Whether an answer to the prompt begins inside reasoning."""
+    is_always = form.begins_inside and not form.is_closed_at_end(prompt)
+    return is_always or form.is_open_at_end(prompt)
+
+
+def _is_over(form: ReasoningFormat, conversation: Conversation, prompt: str) -> bool:
     """Whether the answer has no reasoning, since the prompt has ended it or goes on after it."""
-    goes_on = conversation.rendering.continue_final_message and not is_open_at_end(prompt)
-    return goes_on or is_closed_at_end(prompt)
+    goes_on = conversation.rendering.continue_final_message and not form.is_open_at_end(prompt)
+    return goes_on or form.is_closed_at_end(prompt)
 
 
 def _is_call_or_form(structure: AnyStructure | ThoughtFirst | None) -> bool:
@@ -303,16 +297,18 @@ class AnswerReader:
         calls: Parser[Part] | None,
         shows_reasoning: bool,
         thought: ReasoningTokens | None = None,
+        orphan: OrphanClose | None = None,
     ) -> None:
         self.thought = thought  # counts the tokens of the reasoning; None: there is none
         self._reasoning = None if reasoning is None else reasoning(self.end_reasoning)
         self._calls = calls
         self._shows_reasoning = shows_reasoning
-        self._orphan: OrphanClose | None = None  # once a call has ended the reasoning
+        self._orphan = orphan
+        self._drops_orphan = False  # once a call has ended the reasoning
 
     def end_reasoning(self, num_characters: int) -> None:
         """Ends the reasoning at a call, of which so many characters have come."""
-        self._orphan = OrphanClose()
+        self._drops_orphan = True
         if self.thought is not None:
             self.thought.end_at_call(num_characters)
 
@@ -336,7 +332,7 @@ class AnswerReader:
         if self._calls is None:
             return (Content(text),) if text else ()
         parts = self._calls.push(text, is_last=is_last, is_complete=is_complete)
-        if self._orphan is not None:
+        if self._orphan is not None and self._drops_orphan:
             parts = list(_without_orphan(self._orphan, parts, is_last=is_last))
         if self._shows_reasoning:
             return tuple(parts)
@@ -366,10 +362,13 @@ def choose(
     `markers` are the ids of tokens that are added to the vocabulary, `text_ids` those of them that
     are text as any other.
 
-    Raises NoUseForParser for a tool call parser that the template's calls cannot need.
+    Raises NoUseForParser for a tool call parser that the template's calls cannot need, BadPlugin,
+    or LookupError for a name that no format has.
     """
     source = "" if template is None else template.tools_source
-    is_auto, tool_calls = tool_call_parser == AUTO, formats.FORMATS.get(tool_call_parser)
+    is_auto, tool_calls = tool_call_parser == AUTO, None
+    if tool_call_parser not in (AUTO, NONE):
+        tool_calls = formats.tool_format(tool_call_parser)
     known_form = formats.detect(source) if is_auto else tool_calls
     knows_tools = template is not None and template.takes_tools
     # A template may know tools in a form of calls that no parser reads.
@@ -379,19 +378,18 @@ def choose(
         raise NoUseForParser(
             f"--tool-call-parser {tool_call_parser}: the model has no chat template"
         )
-    if is_told and tool_calls not in (None, formats.HERMES):
+    if is_told and tool_calls not in (None, HERMES):
         problem = "the model's chat template knows no tools; they are told in the form of hermes"
         raise NoUseForParser(f"--tool-call-parser {tool_call_parser}: {problem}")
     if is_auto and takes_tools:
-        tool_calls = formats.HERMES if is_told else known_form
+        tool_calls = HERMES if is_told else known_form
     reasoning = None
     if reasoning_parser == AUTO:
-        reasoning = ReasoningFormat.QWEN3 if OPEN in source else None
-        if harmony.CHANNEL in source and harmony.MESSAGE in source:
-            reasoning = ReasoningFormat.HARMONY
+        reasoning = formats.detect_reasoning(source)
     elif reasoning_parser != NONE:
-        reasoning = ReasoningFormat(reasoning_parser)
+        reasoning = formats.reasoning_format(reasoning_parser)
     known = markers or {}
-    thoughts = [known[text] for text in (OPEN, CLOSE) if text in known]
+    own = () if reasoning is None else (reasoning.opening, reasoning.closing)
+    thoughts = [known[text] for text in dict.fromkeys((OPEN, CLOSE, *own)) if text in known]
     ids = (*thoughts, *text_ids)
     return ChatFormat(takes_tools, tool_calls, reasoning, known, ids, is_told and takes_tools)

@@ -107,6 +107,33 @@ def begins_call(source: Source, at: int, names: frozenset[str]) -> Steps[bool]:
     return (yield from _find_call(source, at, names)) is not None
 
 
+def read_list(source: Source, at: int, calls: Calls) -> Steps[bool]:
+    """Parses a JSON array of calls; False, with nothing taken, unless one begins at the offset."""
+    if not (yield from source.starts_with("[", at)):
+        return False
+    at = yield from source.skip_space(at + 1)
+    if not (yield from read_call(source, at, calls)):
+        return False
+    while True:
+        at = yield from source.skip_space(0)
+        if (yield from source.starts_with("]", at)):
+            source.take(at + 1)
+            return True
+        if not (yield from source.starts_with(",", at)):
+            return True
+        at = yield from source.skip_space(at + 1)
+        if not (yield from read_call(source, at, calls)):
+            return True
+
+
+def is_json_call(source: Source, at: int, opening: str, names: frozenset[str]) -> Steps[bool]:
+    """True if a call, or a list with one, follows an opening."""
+    start = yield from source.skip_space(at + len(opening))
+    if (yield from source.starts_with("[", start)):
+        start = yield from source.skip_space(start + 1)
+    return (yield from begins_call(source, start, names))
+
+
 def _find_call(
     source: Source, at: int, names: frozenset[str]
 ) -> Steps[re.Match[str] | _WholeCall | None]:

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from functools import partial
 
 from gateway import limits
-from gateway.chat.calls import Calls
+from gateway.chat.calls import Calls, read_list
 from gateway.chat.conversation import Conversation, Tool, ToolMode
-from gateway.chat.formats import ToolCallFormat, read_list
 from gateway.chat.source import Source, Steps
+from gateway.chat.tool_format import ToolCallFormat
 from gateway.structure.structure import ANY_OBJECT, CallList, JsonSchema
 
 NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}

@@ -1,6 +1,6 @@
-"""Splits the reasoning, between <think> and </think>, from the answer. Pure.
+"""Splits the reasoning, between two markers such as <think> and </think>, from the answer. Pure.
 
-Space next to the two markers belongs to neither. Text that does not begin with <think> has no
+Space next to the markers belongs to neither. Text that does not begin with the first one has no
 reasoning, unless the prompt has opened it. A model may begin a call without closing its reasoning:
 a call of one of the tools ends it.
 """
@@ -11,11 +11,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from gateway.chat.parts import Content, Part, Reasoning
+from gateway.chat.reasoning_format import CLOSE, OPEN, ReasoningFormat
 from gateway.chat.source import Parser, Source, Steps, beginning
 from gateway.text.stretches import Stretch
 
-OPEN = "<think>"
-CLOSE = "</think>"
 MOST_LATEST = 4096  # pieces of text with the head of a call
 
 
@@ -81,6 +80,7 @@ class CallOpening:
 
 
 def reasoning_parser(
+    form: ReasoningFormat,
     *,
     is_open: bool,
     opening: CallOpening | None = None,
@@ -90,66 +90,68 @@ def reasoning_parser(
 
     `on_call` gets the number of characters that have come since a call ended the reasoning.
     """
-    return Parser(lambda source, events: _split(source, PartsOf(events), is_open, opening, on_call))
-
-
-def stretches(*, is_open: bool, opening: CallOpening | None = None) -> Parser[Stretch]:
-    """Tells reasoning and the rest of one output apart."""
     return Parser(
-        lambda source, events: _split(source, StretchesOf(events), is_open, opening, lambda n: None)
+        lambda source, events: _Split(source, PartsOf(events), form, opening, on_call).run(is_open)
     )
 
 
-def is_open_at_end(prompt: str) -> bool:
-    """Whether the prompt ends with the marker that opens the reasoning."""
-    return prompt.rstrip().endswith(OPEN)
+def stretches(
+    form: ReasoningFormat, *, is_open: bool, opening: CallOpening | None = None
+) -> Parser[Stretch]:
+    """Tells reasoning and the rest of one output apart."""
+    return Parser(
+        lambda source, events: _Split(
+            source, StretchesOf(events), form, opening, lambda num_characters: None
+        ).run(is_open)
+    )
 
 
-def is_closed_at_end(prompt: str) -> bool:
-    """Whether the prompt ends with reasoning that is over."""
-    return prompt.rstrip().endswith(CLOSE)
+@dataclass(frozen=True, slots=True)
+class _Split:
+    """The splitting of one output."""
 
+    source: Source
+    to: Listener
+    form: ReasoningFormat
+    opening: CallOpening | None
+    on_call: Callable[[int], None]
 
-def _split(
-    source: Source,
-    to: Listener,
-    is_open: bool,
-    opening: CallOpening | None,
-    on_call: Callable[[int], None],
-) -> Steps[None]:
-    start = yield from source.skip_space(0)
-    if (yield from source.starts_with(OPEN, start)):
-        to.mark(source.take(start + len(OPEN)))
-    elif not is_open:
+    def run(self, is_open: bool) -> Steps[None]:
+        source, to, head, closing = self.source, self.to, self.form.head, self.form.closing
+        start = yield from source.skip_space(0)
+        if (yield from source.starts_with(head, start)):
+            to.mark(source.take(start + len(head)))
+        elif not is_open:
+            yield from _pass_all(source, to.say)
+            return
+        yield from self._drop_space()
+        end = yield from self._pass_thought()
+        if end is None:  # the output ended before the reasoning did
+            yield from _pass_all(source, to.think)
+            return
+        to.mark(source.take(end))
+        if source.text.startswith(closing):
+            to.mark(source.take(len(closing)))
+            yield from self._drop_space()
+        else:
+            self.on_call(len(source.text))
         yield from _pass_all(source, to.say)
-        return
-    yield from _drop_space(source, to)
-    end = yield from _pass_thought(source, to, opening)
-    if end is None:  # the output ended before the reasoning did
-        yield from _pass_all(source, to.think)
-        return
-    to.mark(source.take(end))
-    if source.text.startswith(CLOSE):
-        to.mark(source.take(len(CLOSE)))
-        yield from _drop_space(source, to)
-    else:
-        on_call(len(source.text))
-    yield from _pass_all(source, to.say)
 
+    def _pass_thought(self) -> Steps[int | None]:
+        """Passes on the reasoning; returns the offset of what ends it, or None if nothing does."""
+        source, opening, closing = self.source, self.opening, self.form.closing
+        markers = (closing, *(() if opening is None else opening.markers))
+        while (found := (yield from source.pass_until_any(markers, self.to.think))) is not None:
+            at, marker = found
+            if opening is None or marker == closing:
+                return at
+            if (yield from opening.is_call(source, at, marker)):
+                return at
+            self.to.think(source.take(at + len(marker)))
+        return None
 
-def _pass_thought(source: Source, to: Listener, opening: CallOpening | None) -> Steps[int | None]:
-    """Passes on the reasoning; returns the offset of what ends it, or None if nothing does."""
-    markers = (CLOSE, *(() if opening is None else opening.markers))
-    while (found := (yield from source.pass_until_any(markers, to.think))) is not None:
-        at, marker = found
-        if opening is None or marker == CLOSE or (yield from opening.is_call(source, at, marker)):
-            return at
-        to.think(source.take(at + len(marker)))
-    return None
-
-
-def _drop_space(source: Source, to: Listener) -> Steps[None]:
-    to.mark(source.take((yield from source.skip_space(0))))
+    def _drop_space(self) -> Steps[None]:
+        self.to.mark(self.source.take((yield from self.source.skip_space(0))))
 
 
 def _pass_all(source: Source, emit: Callable[[str], None]) -> Steps[None]:
@@ -163,7 +165,8 @@ def _pass_all(source: Source, emit: Callable[[str], None]) -> Steps[None]:
 class OrphanClose:
     """Drops the marker of reasoning that a call has ended already, and the space next to it."""
 
-    def __init__(self) -> None:
+    def __init__(self, marker: str = CLOSE) -> None:
+        self._marker = marker
         self._held = ""  # text that may begin the marker, and space before it
         self._is_dropped = False
         self._is_after = False  # what comes is next to the marker
@@ -173,11 +176,11 @@ class OrphanClose:
         if self._is_dropped:
             return self._after(text)
         seen = self._held + text
-        before, marker, behind = seen.partition(CLOSE)
+        before, marker, behind = seen.partition(self._marker)
         if marker:
             self._held, self._is_dropped, self._is_after = "", True, True
             return before.rstrip() + self._after(behind)
-        end = len(seen) - beginning(seen, CLOSE)
+        end = len(seen) - beginning(seen, self._marker)
         shown = seen[:end].rstrip()
         self._held = seen[len(shown) :]
         return shown

@@ -34,8 +34,8 @@ from gateway.leniency import notices
 
 # Names that a request cannot set, in addition to functions and special tokens.
 OWN_NAMES = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
-EFFORT, SWITCH = "reasoning_effort", "enable_thinking"  # variables of templates
-THOUGHT = "<think>"  # is in the templates of models that think
+EFFORT, SWITCHES = "reasoning_effort", ("enable_thinking", "thinking")  # variables of templates
+THOUGHTS = ("<think>", "[THINK]", "<seed:think>")  # are in the templates of models that think
 # Above so many characters a form is tried with short texts first, after the turns as they are.
 LONG_CHARACTERS = 64 << 10
 # A template is a program: it can fail in other ways than by refusing.
@@ -107,6 +107,11 @@ class ChatTemplate:
     def reads(self, variable: str) -> bool:
         """Whether the template uses a variable, with or without tools."""
         return variable in self._variables | self._tools_variables
+
+    @property
+    def switch(self) -> str | None:
+        """The variable that turns thinking on and off; None: the template has none."""
+        return _switch(self._variables | self._tools_variables)
 
     def told_in_words(self) -> "ChatTemplate":
         """The template with tools told in plain words, although it renders some in its own."""
@@ -193,13 +198,17 @@ class ChatTemplate:
             return {}
         if EFFORT in variables:
             return {EFFORT: effort}
-        if SWITCH in variables:
-            return {SWITCH: effort != "none"}
+        if switch := _switch(variables):
+            return {switch: effort != "none"}
         if effort != "none":
             notices.ignore(EFFORT, "the model's chat template knows no reasoning")
-        elif THOUGHT in self.source:
+        elif any(thought in self.source for thought in THOUGHTS):
             raise unsupported(EFFORT, "this model thinks always")
         return {}
+
+
+def _switch(variables: frozenset[str]) -> str | None:
+    return next((name for name in SWITCHES if name in variables), None)
 
 
 def _unchanged(value: Any) -> Any:

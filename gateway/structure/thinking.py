@@ -25,6 +25,7 @@ class Thought:
     closing: str
     is_open: bool  # the prompt has opened it, or the model always begins with it
     max_tokens: int | None  # between the markers; None: any number
+    label: str = ""  # text next to the opening, which belongs to it
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +56,10 @@ class ThoughtFirst:
     def _start(self) -> list[str]:
         """The rules of the whole answer."""
         open_id = self.token_ids.get(self.thought.opening)
-        quoted = json.dumps(self.thought.opening)
-        opening = quoted if open_id is None else f"<[{open_id}]>"
+        label = self.thought.label
+        opening = json.dumps(self.thought.opening + label)
+        if open_id is not None:
+            opening = f"<[{open_id}]> {json.dumps(label) if label else ''}".rstrip()
         is_text = isinstance(self.answer, CallsInAnswer) and self.answer.form is None
         after = "rest" if self.answer is None else "@answer" if is_text else "SPACE? @answer"
         without = "plain" if self.answer is None else "@answer"
@@ -87,7 +90,8 @@ class ThoughtFirst:
         if self.thought.is_open:
             return rules
         # Text that begins with no thought: else its tokens would not be counted.
-        begins = f"/{_ANY}/ & ~/[ \\t\\r\\n]*{pattern_of(self.thought.opening)}{_ANY}/"
+        head = pattern_of(self.thought.opening + self.thought.label)
+        begins = f"/{_ANY}/ & ~/[ \\t\\r\\n]*{head}{_ANY}/"
         rules += [f"PLAIN: {begins}", f"TEXT: /{_ANY}/", rf"WORDS: /\s*[^\s]{_ANY}/"]
         open_id = self.token_ids.get(self.thought.opening)
         every = set(self.token_ids.values())

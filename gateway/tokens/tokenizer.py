@@ -17,6 +17,7 @@ from gateway.chat.conversation import Conversation
 from gateway.chat.template import ChatTemplate, find_templates, special_tokens
 from gateway.errors import ErrorKind, RequestError
 from gateway.text.detokenizer import (
+    META_SPACE,
     ByteLevelDetokenizer,
     Detokenizer,
     Vocabulary,
@@ -25,6 +26,7 @@ from gateway.text.detokenizer import (
 from gateway.tokens.text_contents import TextContents
 from gateway.tokens.turns import DEFAULT_LIMITS, TextLimits, TextTurns
 from pagewire.gguf.files import file_in, read_file
+from pagewire.ranks.byte_pairs import BadRanks
 
 # Below this a thread costs more than the tokenization.
 INLINE_BYTES = 4096
@@ -69,13 +71,17 @@ class Tokenizer:
     def from_folder(cls, folder: Path, chat_template: Path | None = None) -> "Tokenizer":
         """Reads tokenizer.json, tokenizer_config.json and chat_template.jinja, or a GGUF file.
 
-        A chat template given replaces the model's. Raises TokenizerFolderError, or BadGguf.
+        In place of the first tekken.json or tiktoken.model are read. A chat template given replaces
+        the model's. Raises TokenizerFolderError, or BadGguf.
         """
         path = file_in(folder, "tokenizer.json")
-        definition = read_file(folder, "tokenizer.json")
+        try:
+            definition = read_file(folder, "tokenizer.json")
+            config = _read_config(folder)
+        except BadRanks as error:
+            raise TokenizerFolderError(f"{folder}: {error}") from error
         if definition is None:
             raise TokenizerFolderError(f"{path} does not exist")
-        config = _read_config(folder)
         template = _read_template(folder, config, chat_template)
         try:
             return cls(definition, template)
@@ -102,8 +108,8 @@ class Tokenizer:
     def with_text_contents(self) -> "Tokenizer":
         """The same tokenizer, to which the contents of conversations are text alone.
 
-        Tokens of control are the special ones, and others that the chat template writes. Raises
-        CannotRename.
+        Tokens of control are the special ones, and others that the chat template writes, apart
+        from spaces and ends of lines. Raises CannotRename.
         """
         other, template = copy.copy(self), self.template
         if template is not None:
@@ -112,7 +118,7 @@ class Tokenizer:
             controls = {
                 token.content: number
                 for number, token in added.items()
-                if token.content and (token.special or token.content in written)
+                if token.content and (token.special or _is_written(token.content, written))
             }
             other._contents = TextContents(self.definition(), controls)
             other.template = template.breaking(other._contents.breaks)
@@ -309,6 +315,10 @@ def _read_template(
         problem = f"is no Jinja template: line {error.lineno}: {error.message}"
         place = f": {file}" if text is not None else ""
         raise TokenizerFolderError(f"{name}{place} {problem}") from error
+
+
+def _is_written(token: str, template: str) -> bool:
+    return token in template and bool(token.replace(META_SPACE, "").strip())
 
 
 def _keeps_every_byte(definition: Mapping[str, Any]) -> bool:

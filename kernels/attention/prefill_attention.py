@@ -254,13 +254,14 @@ def _attend(
         if MASKED:
             scores = tl.where(positions[:, None] >= tokens[None, :], scores, float("-inf"))
         if WINDOW > 0:
-            # Not -inf, of which there could be nothing else yet: a key that is seen comes later,
-            # the row's own at last, and wipes out what these have added.
             is_near = positions[:, None] - tokens[None, :] < WINDOW
-            scores = tl.where(is_near, scores, -1.0e30)
+            scores = tl.where(is_near, scores, float("-inf"))
         new_peak = tl.maximum(peak, tl.max(scores, 1) * scale_log2)
-        weights = tl.exp2(scores * scale_log2 - new_peak[:, None])
-        shrink = tl.exp2(peak - new_peak)
+        base = new_peak
+        if WINDOW > 0:  # a row may have seen no key yet, and infinities have no difference
+            base = tl.where(new_peak == float("-inf"), 0.0, new_peak)
+        weights = tl.exp2(scores * scale_log2 - base[:, None])
+        shrink = tl.exp2(peak - base)
         if MASKED:
             v = tl.load(v_ptr + kv_offsets, mask=(tokens < end)[:, None], other=0.0)
         else:

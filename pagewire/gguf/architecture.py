@@ -1,4 +1,4 @@
-"""The decoders that GGUF files hold and pagewire computes: names and shapes of their tensors."""
+"""The decoders that are read out of GGUF files: names, shapes and forms of their tensors."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -26,6 +26,12 @@ LAYER = {
     "ffn_down": "mlp.down_proj",
 }
 QK_NORMS = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
+# Of a layer that normalizes what goes into attention and MLP, and what comes out of them.
+NORMS_ON_BOTH_SIDES = {
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
 QUERIES, KEYS = "attn_q", "attn_k"
 QUERY_BIAS = "blk.0.attn_q.bias"
 
@@ -37,16 +43,21 @@ class GgufArchitecture:
     The file's form is read here; what its config.json means, the worker's families say.
     """
 
-    name: str  # in GGUF, and the model_type of config.json
+    name: str  # in GGUF
     model_class: str
+    model_type: str  # of config.json
     swaps_rows: bool = False  # rows of queries and keys are in the order of neighbouring pairs
     has_qk_norms: bool = False
     switches: Mapping[str, str] = field(default_factory=dict)  # of config.json: on with this tensor
+    norms_both_sides: bool = False
+    # Weights of norms are stored as they are multiplied with; a Hugging Face folder has one less.
+    adds_one_to_norms: bool = False
 
     @property
     def layer_names(self) -> Mapping[str, str]:
         """The tensors of a layer, here and in a Hugging Face folder, without `.weight`."""
-        return LAYER | QK_NORMS if self.has_qk_norms else LAYER
+        more = QK_NORMS if self.has_qk_norms else {}
+        return LAYER | more | (NORMS_ON_BOTH_SIDES if self.norms_both_sides else {})
 
 
 # Mistral's models are `llama` in GGUF: apart from their attention window they compute the same.
@@ -56,19 +67,48 @@ ARCHITECTURES = {
         GgufArchitecture(
             "llama",
             "LlamaForCausalLM",
+            "llama",
             swaps_rows=True,
             switches={"attention_bias": QUERY_BIAS, "mlp_bias": "blk.0.ffn_gate.bias"},
         ),
-        GgufArchitecture("qwen2", "Qwen2ForCausalLM"),  # has its biases without a switch
+        GgufArchitecture("qwen2", "Qwen2ForCausalLM", "qwen2"),  # has its biases without a switch
         GgufArchitecture(
-            "qwen3", "Qwen3ForCausalLM", has_qk_norms=True, switches={"attention_bias": QUERY_BIAS}
+            "qwen3",
+            "Qwen3ForCausalLM",
+            "qwen3",
+            has_qk_norms=True,
+            switches={"attention_bias": QUERY_BIAS},
+        ),
+        GgufArchitecture(
+            "gemma",
+            "GemmaForCausalLM",
+            "gemma",
+            adds_one_to_norms=True,
+            switches={"attention_bias": QUERY_BIAS},
+        ),
+        GgufArchitecture(
+            "gemma2",
+            "Gemma2ForCausalLM",
+            "gemma2",
+            norms_both_sides=True,
+            adds_one_to_norms=True,
+            switches={"attention_bias": QUERY_BIAS},
+        ),
+        GgufArchitecture(
+            "gemma3",
+            "Gemma3ForCausalLM",
+            "gemma3_text",
+            has_qk_norms=True,
+            norms_both_sides=True,
+            adds_one_to_norms=True,
+            switches={"attention_bias": QUERY_BIAS},
         ),
     )
 }
 
 
 def architecture_of(header: GgufHeader) -> GgufArchitecture:
-    """The model's family. Raises BadGguf for one that is not computed here."""
+    """The model's family. Raises BadGguf for one that is not read here."""
     name = header.require(ARCHITECTURE, str)
     if name not in ARCHITECTURES:
         known = ", ".join(ARCHITECTURES)
@@ -89,6 +129,12 @@ def weights(header: GgufHeader) -> dict[str, GgufTensor]:
                 header.refuse(f"tensor {name} is not supported")
             found[f"model.layers.{layer}.{names[kind]}.{end}"] = tensor
     return found
+
+
+def added(header: GgufHeader, tensor: GgufTensor) -> float:
+    """The number that is added to those of a tensor, which gives a Hugging Face folder's."""
+    is_norm = tensor.name.endswith("norm.weight")
+    return -1.0 if is_norm and architecture_of(header).adds_one_to_norms else 0.0
 
 
 def num_swapped_heads(header: GgufHeader, tensor: GgufTensor) -> int | None:
@@ -163,6 +209,8 @@ def _layer_shapes(
     )
     q, kv = (config[name] * head_dim for name in ("num_attention_heads", "num_key_value_heads"))
     norms = dict.fromkeys(QK_NORMS, (head_dim,)) if architecture.has_qk_norms else {}
+    if architecture.norms_both_sides:
+        norms |= dict.fromkeys(NORMS_ON_BOTH_SIDES, (hidden,))
     return {
         "attn_norm": (hidden,),
         "attn_q": (q, hidden),

@@ -5,7 +5,7 @@ sums are exact or rounded once, so that the values are those of the format, bit 
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 
@@ -51,6 +51,7 @@ class StoredTensor:
     path: Path
     tensor: GgufTensor
     num_swapped_heads: int | None = None  # see `row_order`
+    added: float = 0.0  # to each number that is stored
 
     @property
     def bits(self) -> int | None:
@@ -78,7 +79,8 @@ class StoredTensor:
         """Rows [begin, end) in float32, some at a time; a vector of numbers is a column."""
         for first, last in self._chunks(begin, end):
             if self.bits is None:
-                yield read_floats(self._raw(first, last), self.tensor.type_name)
+                values = read_floats(self._raw(first, last), self.tensor.type_name)
+                yield values + np.float32(self.added) if self.added else values
             else:
                 yield self._groups(first, last).dequantized()
 
@@ -103,7 +105,9 @@ class StoredTensor:
         groups = read_groups(self._raw(begin, end), self.tensor.type_name)
         if not (np.isfinite(groups.scales).all() and np.isfinite(groups.offsets).all()):
             raise BadGguf(f"{self.path.name}: tensor {self.tensor.name}: a scale is not finite")
-        return groups
+        if not self.added:  # which would turn -0.0 to 0.0
+            return groups
+        return replace(groups, offsets=groups.offsets + np.float32(self.added))
 
     def _raw(self, begin: int, end: int) -> Bytes:
         """The bytes [end - begin, row] of rows in the order of Hugging Face."""

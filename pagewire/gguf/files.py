@@ -1,6 +1,6 @@
-"""The small files of a model by name: those of its folder, or what a GGUF file says instead.
+"""The small files of a model by name: those of its folder, or what other files say instead.
 
-The one place that knows both forms of a model; all others ask here for `config.json` and the like.
+The one place that knows the forms of a model; all others ask here for `config.json` and the like.
 """
 
 import json
@@ -11,6 +11,7 @@ from typing import Any
 
 from pagewire.gguf import model_config, tokenizer
 from pagewire.gguf.header import GgufHeader, read_header
+from pagewire.ranks import files as ranked
 
 SUFFIX = ".gguf"
 # At the end of a file's name: how the weights are stored, which is no part of the model's name.
@@ -32,13 +33,14 @@ def is_gguf(model: Path) -> bool:
 def read_file(model: Path, name: str) -> bytes | None:
     """The content of a file of a model's folder, or what it would be for a GGUF file.
 
-    None if the model has none of that name. Raises BadGguf, or OSError.
+    A folder's tokenizer may be of another kind. None if the model has none of that name. Raises
+    BadGguf, BadRanks, or OSError.
     """
     if is_gguf(model):
         content = CONTENTS.get(name)
         return None if content is None else _json(content(read_header(model)))
     path = model / name
-    return path.read_bytes() if path.is_file() else None
+    return path.read_bytes() if path.is_file() else ranked.read(model, name)
 
 
 def file_in(model: Path, name: str) -> Path:

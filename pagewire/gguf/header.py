@@ -231,6 +231,16 @@ class _Reader:
         raise BadGguf(f"{self._path.name}: {place}: {problem}")
 
 
+def shortest(value: float) -> float:
+    """The shortest decimal of a float32: what its author wrote."""
+    packed = struct.pack("<f", value)
+    for digits in range(1, 10):
+        shorter = float(f"{value:.{digits}g}")
+        if struct.pack("<f", shorter) == packed:
+            return shorter
+    return value
+
+
 def _short(value: object) -> str:
     text = repr(value[:8] if isinstance(value, str | list) else value)
     return text if len(text) <= 60 else text[:57] + "..."

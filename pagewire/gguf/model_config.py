@@ -8,6 +8,7 @@ import logging
 import struct
 from typing import Any
 
+from pagewire.gguf import gemma
 from pagewire.gguf.architecture import (
     EMBEDDING,
     HEAD,
@@ -16,7 +17,7 @@ from pagewire.gguf.architecture import (
     architecture_of,
     check_tensors,
 )
-from pagewire.gguf.header import GgufHeader
+from pagewire.gguf.header import GgufHeader, shortest
 from pagewire.gguf.types import BF16, F16, F32
 
 NUMBERS = {
@@ -71,10 +72,10 @@ def config(header: GgufHeader) -> dict[str, Any]:
     prefix = architecture.name
     content = {
         "architectures": [architecture.model_class],
-        "model_type": prefix,
+        "model_type": architecture.model_type,
         **sizes,
-        "rms_norm_eps": _decimal(header.require(f"{prefix}.{EPSILON}", float)),
-        "rope_theta": _decimal(header.get(f"{prefix}.{THETA}", float, 10_000.0)),
+        "rms_norm_eps": shortest(header.require(f"{prefix}.{EPSILON}", float)),
+        "rope_theta": shortest(header.get(f"{prefix}.{THETA}", float, 10_000.0)),
         "rope_scaling": _rope_scaling(header, prefix, sizes["head_dim"]),
         **special_ids(header),
         "hidden_act": "silu",
@@ -85,10 +86,13 @@ def config(header: GgufHeader) -> dict[str, Any]:
     rotated = header.get(f"{prefix}.{ROTATED}", int, sizes["head_dim"])
     if rotated != sizes["head_dim"]:
         content["partial_rotary_factor"] = rotated / sizes["head_dim"]
+    read = READ
+    if prefix in gemma.NAMES:
+        content, read = gemma.config(header, prefix, content), READ | gemma.keys(prefix)
     unread = {
         key: value if isinstance(value, str | int | float) else type(value).__name__
         for key, value in header.metadata.items()
-        if key.startswith(f"{prefix}.") and key.removeprefix(f"{prefix}.") not in READ
+        if key.startswith(f"{prefix}.") and key.removeprefix(f"{prefix}.") not in read
     }
     return content | unread
 
@@ -106,7 +110,7 @@ def generation_config(header: GgufHeader) -> dict[str, Any]:
     for key, name in SAMPLING.items():
         value = header.get(f"general.sampling.{key}", (int, float))
         if value is not None:
-            ids[name] = _decimal(value) if isinstance(value, float) else value
+            ids[name] = shortest(value) if isinstance(value, float) else value
     return ids
 
 
@@ -216,13 +220,3 @@ def _factors(header: GgufHeader, head_dim: int) -> list[float]:
     with header.path.open("rb") as file:
         file.seek(tensor.offset)
         return list(struct.unpack(f"<{tensor.shape[0]}f", file.read(tensor.num_bytes)))
-
-
-def _decimal(value: float) -> float:
-    """The shortest decimal of a float32: what its author wrote."""
-    packed = struct.pack("<f", value)
-    for digits in range(1, 10):
-        shorter = float(f"{value:.{digits}g}")
-        if struct.pack("<f", shorter) == packed:
-            return shorter
-    return value

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from pagewire.hub.names import ModelName
 from pagewire.hub.weights_index import INDEX, SINGLE, BadIndex, file_of_each_tensor
+from pagewire.ranks import files as ranked
 
 CONFIG, TOKENIZER = "config.json", "tokenizer.json"
 SMALL_FILES = (
@@ -40,8 +41,10 @@ def download(name: ModelName, *, with_weights: bool) -> Path:
         folder = _fetch(name, name.revision, SMALL_FILES)
         # The commit that the first files are of, should the branch move on meanwhile.
         commit = folder.name
-        for file in (CONFIG, TOKENIZER):
-            if not (folder / file).is_file():
+        if not (folder / TOKENIZER).is_file():
+            _fetch(name, commit, ranked.FILES)
+        for file, *instead in ((CONFIG,), (TOKENIZER, *ranked.FILES)):
+            if not any((folder / one).is_file() for one in (file, *instead)):
                 raise _missing(name, commit, file)
         if with_weights:
             _fetch_weights(name, commit, folder)

@@ -3,9 +3,11 @@
 from pathlib import Path
 
 from pagewire.gguf.files import SUFFIX, is_gguf
+from pagewire.ranks import files as ranked
 
 WANTED = "a model is a folder with config.json, tokenizer.json and safetensors, or a GGUF file"
 SAFETENSORS = ".safetensors"
+TOKENIZER, SENTENCEPIECE = "tokenizer.json", "tokenizer.model"
 MOST_NAMED = 3
 
 
@@ -17,7 +19,8 @@ def problem_with(path: Path, needs: str = "config.json") -> str:
         return _problem_with_file(path, needs)
     if not path.exists():
         return f"there is no folder {path}; {WANTED}"
-    if not (path / needs).is_file():
+    instead = ranked.FILES if needs == ranked.TOKENIZER else ()
+    if not any((path / name).is_file() for name in (needs, *instead)):
         return _problem_with_folder(path, needs)
     return ""
 
@@ -41,4 +44,9 @@ def _problem_with_folder(path: Path, needs: str) -> str:
     if files := sorted(map(str, path.glob(f"*{SUFFIX}"))):
         named = ", ".join(files[:MOST_NAMED]) + ", ..." * (len(files) > MOST_NAMED)
         return f"{path} holds no {needs}, but GGUF: give the file, {named}"
+    if needs == TOKENIZER and (path / SENTENCEPIECE).is_file():
+        return (
+            f"{path} holds {SENTENCEPIECE} and no {needs}: load it with transformers' "
+            f"AutoTokenizer.from_pretrained, whose save_pretrained writes {needs}"
+        )
     return f"{path} holds no {needs}; {WANTED}"

@@ -33,6 +33,18 @@ def test_a_wrong_option_is_a_usage_error_that_names_it(
     assert problem in capsys.readouterr().err
 
 
+def test_a_folder_with_tokenizer_model_alone_is_told_how_to_make_the_other(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("config.json", "tokenizer.model"):
+        (tmp_path / name).touch()
+    with pytest.raises(SystemExit):
+        parse_args(["--model", str(tmp_path), "--scheduler", "127.0.0.1:50052"])
+    said = capsys.readouterr().err
+    assert f"{tmp_path} holds tokenizer.model and no tokenizer.json" in said
+    assert "save_pretrained writes tokenizer.json" in said
+
+
 def test_defaults_are_the_documented_ones(model_folder: Path) -> None:
     config = parse_args(["--model", str(model_folder), "--scheduler", "127.0.0.1:50052"])
     assert (config.host, config.http_port, config.grpc_port) == ("127.0.0.1", 8000, 50051)

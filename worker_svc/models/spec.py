@@ -87,13 +87,17 @@ class TensorNames:
     embedding: str = "model.embed_tokens"
     layers: str = "model.layers"  # followed by the index
     final_norm: str = "model.norm"
-    head: str = "lm_head"
+    head: str = "lm_head"  # ends so in all: quantization knows it by that
     # In a layer:
     input_norm: str = "input_layernorm"
     attention: str = "self_attn"
     post_norm: str = "post_attention_layernorm"
     mlp: str = "mlp"
     divided: Mapping[str, int] = field(default_factory=lambda: DIVIDED)
+
+    def __post_init__(self) -> None:
+        if self.head.rpartition(".")[2] != "lm_head":
+            raise ValueError(f"head: {self.head} does not end in lm_head")
 
     @property
     def embedding_weight(self) -> str:

@@ -96,4 +96,4 @@ class Awq:
         return cls(AwqScheme(keys.group_size(WHERE, given)), kept)
 
     def scheme(self, name: str) -> Scheme:
-        return PLAIN if name == LM_HEAD or keys.is_part(name, self.kept) else self.layer
+        return PLAIN if keys.is_head(name) or keys.is_part(name, self.kept) else self.layer

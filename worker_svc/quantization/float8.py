@@ -120,7 +120,7 @@ class Float8:
         return cls(Float8Scheme(block, BLOCK_SCALE, is_static), kept)
 
     def scheme(self, name: str) -> Scheme:
-        return PLAIN if name == LM_HEAD or keys.is_part(name, self.kept) else self.layer
+        return PLAIN if keys.is_head(name) or keys.is_part(name, self.kept) else self.layer
 
 
 def block_of(where: str, given: Mapping[str, Any], name: str) -> Block | None:

@@ -125,9 +125,9 @@ class Gptq:
         )
 
     def scheme(self, name: str) -> Scheme:
-        if (name == LM_HEAD and not self.has_head) or keys.is_part(name, self.kept):
+        if (keys.is_head(name) and not self.has_head) or keys.is_part(name, self.kept):
             return PLAIN
-        if self.parts and name != LM_HEAD and not name.endswith(self.parts):
+        if self.parts and not keys.is_head(name) and not name.endswith(self.parts):
             return PLAIN
         matching = (rule.layer for rule in self.rules if rule.pattern.match(name))
         return next(matching, self.layer)

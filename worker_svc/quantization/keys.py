@@ -141,6 +141,11 @@ def names(where: str, given: Mapping[str, Any], name: str) -> tuple[str, ...]:
     return tuple(value)
 
 
+def is_head(name: str) -> bool:
+    """True for the head, also that of a decoder in a larger model: `language_model.lm_head`."""
+    return name.rpartition(".")[2] == LM_HEAD
+
+
 def is_part(name: str, patterns: Collection[str]) -> bool:
     """Whether a layer is one of these, or in one: `lm_head`, `model.layers.0`, `down_proj`."""
     inside = f".{name}."

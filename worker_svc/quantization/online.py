@@ -7,7 +7,7 @@ from torch import Tensor
 
 from kernels.quantized.rounding import quantized
 from kernels.quantized.scaled import ScaledWeight
-from worker_svc.quantization.keys import LM_HEAD
+from worker_svc.quantization.keys import is_head
 from worker_svc.quantization.scheme import (
     MIN_CAPABILITY,
     PLAIN,
@@ -73,7 +73,7 @@ class Online:
     head: Rounding | None = None  # where the C kernels multiply it
 
     def scheme(self, name: str) -> Scheme:
-        return PLAIN if name == LM_HEAD else self.layer
+        return PLAIN if is_head(name) else self.layer
 
 
 HEAD = Rounding(8, GROUP)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from pagewire.gguf.header import BadGguf
+from pagewire.ranks.byte_pairs import BadRanks
 from worker_svc.config import UnsupportedOption, WorkerConfig
 from worker_svc.models.spec import UnsupportedModel
 from worker_svc.models.stored.weight_files import WeightError
@@ -35,6 +36,7 @@ T = TypeVar("T")
 # Errors of a request that cannot be satisfied: the message is enough, no traceback is logged.
 REFUSALS = (
     BadGguf,
+    BadRanks,
     CacheTooSmall,
     FileNotFoundError,
     UnsupportedModel,

@@ -377,6 +377,7 @@ def _part(batch: AttentionBatch, sequences: list[int], tokens: list[int], length
             context_lens=batch.context_lens[rows],
             cu_seqlens_q=ends,
             max_seqlen_q=length,
+            parts=None,  # of the whole step
             slots=None if batch.slots is None else batch.slots[rows],
         ),
     )

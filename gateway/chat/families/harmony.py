@@ -10,7 +10,10 @@ from typing import Protocol
 
 from gateway.chat.calls import read_arguments
 from gateway.chat.reasoning import Listener, StretchesOf
+from gateway.chat.reasoning_format import ReasoningFormat
 from gateway.chat.source import Source, Steps, beginning
+from gateway.chat.tool_format import ToolCallFormat
+from gateway.structure.families.channels import ChannelCalls
 from gateway.text.stretches import Stretch
 
 START, CHANNEL, MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
@@ -148,3 +151,18 @@ def _pass_body(
             if rest:  # no arguments end with the start of a token
                 (close if is_call else emit)(rest)
             return
+
+
+def _is_in(template: str) -> bool:
+    return CHANNEL in template and MESSAGE in template
+
+
+HARMONY = ToolCallFormat(
+    "harmony",
+    parse_harmony,
+    _is_in,
+    shown_tokens=TOKENS,
+    writing=ChannelCalls(CHANNEL, MESSAGE, START, CONSTRAIN, END, other_ends=(CALL, RETURN)),
+)
+# In messages of a channel of its own.
+REASONING = ReasoningFormat("harmony", _is_in, opening=ANALYSIS, closing=END, is_in_channels=True)

@@ -1,88 +1,59 @@
-"""Calls whose arguments stand between tags, one by one. Pure.
-
-| name        | what the model writes                                                    |
-| ----------- | ------------------------------------------------------------------------ |
-| qwen3_coder | <tool_call><function=f><parameter=a>1</parameter></function></tool_call> |
-| glm         | <tool_call>f<arg_key>a</arg_key><arg_value>1</arg_value></tool_call>     |
+"""Calls whose arguments stand between tags, one by one, as several families write them. Pure.
 
 The arguments are passed on as a JSON object, with the types that the function's schema says; text
 is passed on while it comes. Where a value ends is said in `value_end`.
 
-A model may leave out <tool_call> before a function, or write several functions after one. Closing
-tags that close nothing are dropped once the answer has a call.
+A model may leave out the opening tag before a function, or write several functions after one.
+Closing tags that close nothing are dropped once the answer has a call.
 """
 
 import json
 import re
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from gateway.chat.calls import Calls
 from gateway.chat.families.typed_values import as_json, is_known, is_text
 from gateway.chat.families.value_end import (
-    CLOSE,
     MAX_NAME_CHARACTERS,
-    OPEN,
     Tags,
     ValueEnd,
     json_end,
     pass_value,
 )
 from gateway.chat.source import Source, Steps
-
-QWEN3_CODER = Tags(
-    head=re.compile(r"<function=([^>\n]*)>"),
-    head_start="<function=",
-    key=re.compile(r"<parameter=([^>\n]*)>"),
-    key_start="<parameter=",
-    value_end="</parameter>",
-    call_end="</function>",
-    has_line_breaks=True,
-)
-GLM = Tags(
-    head=re.compile(r"([^<\n]*)(?=[<\n])"),
-    head_start="",
-    key=re.compile(r"<arg_key>([^<\n]*)</arg_key>\s*<arg_value>"),
-    key_start="<arg_key>",
-    value_end="</arg_value>",
-    call_end="",
-    has_line_breaks=False,
-)
+from gateway.chat.tool_format import IsCall, Parse
 
 
-def parse_qwen3_coder(source: Source, calls: Calls) -> Steps[None]:
-    """Parses calls of the Qwen3-Coder family."""
-    yield from _parse(source, calls, QWEN3_CODER)
+def parser_of(tags: Tags) -> Parse:
+    """The parser of calls in such tags."""
+    return partial(_parse, tags=tags)
 
 
-def parse_glm(source: Source, calls: Calls) -> Steps[None]:
-    """Parses calls of the GLM-4.5 family."""
-    yield from _parse(source, calls, GLM)
+def detector_of(tags: Tags) -> IsCall:
+    """Tells whether a call of one of some functions begins with an opening at an offset."""
+    return partial(_is_call, tags=tags)
 
 
-def is_qwen3_coder_call(
-    source: Source, at: int, opening: str, names: frozenset[str]
+def _is_call(
+    source: Source, at: int, opening: str, names: frozenset[str], tags: Tags
 ) -> Steps[bool]:
-    """True if a call of one of the functions begins with an opening at an offset."""
-    if opening != OPEN:
-        return (yield from begins_function(source, at, names, QWEN3_CODER, is_bare=True))
+    if opening != tags.opening:
+        return (yield from begins_function(source, at, names, tags, is_bare=True))
     start = yield from source.skip_space(at + len(opening))
-    return (yield from begins_function(source, start, names, QWEN3_CODER, is_bare=False))
-
-
-def is_glm_call(source: Source, at: int, opening: str, names: frozenset[str]) -> Steps[bool]:
-    """True if a call of one of the functions, with what follows its name, is at an offset."""
-    start = yield from source.skip_space(at + len(opening))
-    return (yield from begins_function(source, start, names, GLM, is_bare=True))
+    # A name alone may be text that speaks of it.
+    is_bare = not tags.head_start
+    return (yield from begins_function(source, start, names, tags, is_bare=is_bare))
 
 
 def _parse(source: Source, calls: Calls, tags: Tags) -> Steps[None]:
     # Where a grammar holds calls, it holds none without the tag.
     bare = (tags.head_start,) if tags.head_start and not calls.is_held else ()
-    closing = tuple(filter(None, (CLOSE, tags.call_end)))
+    closing = tuple(filter(None, (tags.closing, tags.call_end)))
     while True:
         ends = closing if calls.has_any else ()
-        found = yield from source.pass_until_any((OPEN, *bare, *ends), calls.say)
+        found = yield from source.pass_until_any((tags.opening, *bare, *ends), calls.say)
         if found is None:
             break
         marker, word = found
@@ -104,7 +75,7 @@ def begins_function(
 ) -> Steps[bool]:
     """True if a call of one of the functions begins at an offset; nothing is taken.
 
-    Without <tool_call> its head is not enough, since a text may speak of it.
+    Without the opening tag its head is not enough, since a text may speak of it.
     """
     head = yield from _match(source, tags.head, at)
     if head is None or head[1].strip() not in names:
@@ -112,7 +83,7 @@ def begins_function(
     if not is_bare:
         return True
     next_at = yield from source.skip_space(head.end())
-    for word in (tags.key_start, tags.call_end or CLOSE):
+    for word in (tags.key_start, tags.call_end or tags.closing):
         if (yield from source.starts_with(word, next_at)):
             return True
     return False
@@ -145,7 +116,7 @@ def _read_functions(source: Source, calls: Calls, tags: Tags) -> Steps[None]:
             break
         source.take(at)
     if tags.call_end:
-        yield from _take_end(source, CLOSE)
+        yield from _take_end(source, tags.closing)
 
 
 def _take_end(source: Source, end: str) -> Steps[bool]:
@@ -172,7 +143,7 @@ class _Arguments:
     def read(self) -> Steps[None]:
         """Passes them on as an object; where the output is cut off, it stays open."""
         self._calls.add_arguments("{")
-        is_whole = True
+        is_whole, end = True, self._tags.call_end or self._tags.closing
         while is_whole and (yield from self._has_more()):
             key = yield from _match(self._source, self._tags.key, 0)
             if key is None:
@@ -182,8 +153,12 @@ class _Arguments:
                 is_whole = not self._source.is_cut
                 break
             self._source.take(key.end())
-            is_whole = yield from self._read_value(key[1].strip())
-        if is_whole and (yield from _take_end(self._source, self._tags.call_end or CLOSE)):
+            # The tag may say itself whether it is a text; else the schema does.
+            said = key.groupdict().get("is_text")
+            name = key[1].strip()
+            is_plain = is_text(self._parameters, name) if said is None else said == "true"
+            is_whole = yield from self._read_value(name, is_plain)
+        if is_whole and (yield from _take_end(self._source, end)):
             self._calls.add_arguments("}")
 
     def _has_more(self) -> Steps[bool]:
@@ -196,14 +171,14 @@ class _Arguments:
         self._source.take(at)
         return True
 
-    def _read_value(self, name: str) -> Steps[bool]:
+    def _read_value(self, name: str, is_plain: bool) -> Steps[bool]:
         """Passes on one argument; False if the output was cut off inside it."""
         if name in self._names:  # said twice: the first counts
             return (yield from self._pass(lambda text: None))
         head = f"{', ' if self._names else ''}{json.dumps(name, ensure_ascii=False)}: "
         self._names.add(name)
         add = self._calls.add_arguments
-        if is_text(self._parameters, name):
+        if is_plain:
             add(f'{head}"')
             is_whole = yield from self._pass(
                 lambda text: add(json.dumps(text, ensure_ascii=False)[1:-1])
@@ -232,7 +207,3 @@ class _Arguments:
     def _is_next(self, name: str) -> bool:
         """True if a name is that of an argument that may follow."""
         return name not in self._names and is_known(self._parameters, name)
-
-
-def _escaped(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)[1:-1]

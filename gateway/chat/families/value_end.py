@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from gateway.chat.json_end import JsonEnd
 from gateway.chat.source import Source, Steps, beginning
 
-OPEN, CLOSE = "<tool_call>", "</tool_call>"
 MAX_NAME_CHARACTERS = 256
 
 
@@ -30,6 +29,8 @@ class Tags:
     value_end: str
     call_end: str  # before the closing tag; may be empty
     has_line_breaks: bool  # around each value
+    opening: str = "<tool_call>"
+    closing: str = "</tool_call>"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,7 @@ class ValueEnd:
         """The tags that may end a value."""
         if self.is_held:
             return (self.tags.value_end,)
-        ends = (self.tags.value_end, self.tags.call_end, CLOSE, self.tags.key_start)
+        ends = (self.tags.value_end, self.tags.call_end, self.tags.closing, self.tags.key_start)
         return tuple(filter(None, ends))
 
     def is_at(self, source: Source, mark: str, at: int) -> Steps[bool | None]:
@@ -57,14 +58,14 @@ class ValueEnd:
         if mark == tags.key_start:
             return (yield from self._is_key(source, at))
         if mark == tags.value_end:
-            follows = (tags.key_start, tags.call_end or CLOSE, CLOSE)
+            follows = (tags.key_start, tags.call_end or tags.closing, tags.closing)
             is_end = yield from _is_followed(source, behind, follows)
             if not is_end or not tags.call_end:
                 return is_end
-        if mark != CLOSE:
+        if mark != tags.closing:
             close = yield from source.skip_space(behind)
-            if (yield from source.starts_with(CLOSE, close)):
-                behind = close + len(CLOSE)
+            if (yield from source.starts_with(tags.closing, close)):
+                behind = close + len(tags.closing)
             elif mark == tags.value_end:
                 return True
         return (yield from self._is_over(source, behind))
@@ -83,17 +84,18 @@ class ValueEnd:
     def _is_over(self, source: Source, at: int) -> Steps[bool | None]:
         """True if nothing but another call follows."""
         at = yield from source.skip_space(at)
-        words = tuple(filter(None, (OPEN, self.tags.head_start)))
+        opening, closing = self.tags.opening, self.tags.closing
+        words = tuple(filter(None, (opening, self.tags.head_start)))
         for word in words if at < len(source.text) else ():
             if (yield from source.starts_with(word, at)):
-                is_bare = word != OPEN
+                is_bare = word != opening
                 start = at if is_bare else (yield from source.skip_space(at + len(word)))
                 if (yield from self.is_call(start, is_bare)):
                     return True
         if source.is_cut:
             return None
         rest = source.text[at:]
-        return source.is_ended and any(word.startswith(rest) for word in (*words, CLOSE))
+        return source.is_ended and any(word.startswith(rest) for word in (*words, closing))
 
 
 def _is_followed(source: Source, at: int, words: tuple[str, ...]) -> Steps[bool | None]:

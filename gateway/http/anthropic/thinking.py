@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from gateway.chat.conversation import EFFORTS
-from gateway.chat.template import EFFORT, SWITCH, ChatTemplate
+from gateway.chat.template import EFFORT, ChatTemplate
 from gateway.errors import invalid, unsupported
 from gateway.http.messages import Strict
 
@@ -62,8 +62,8 @@ class Thinker:
         is_on = asked.type == "enabled"
         if is_on and not self.thinks:
             raise unsupported("thinking.type", "the model's chat template knows no thinking")
-        if self.reads(SWITCH):
-            return {SWITCH: is_on}, effort
+        if self.switch is not None:
+            return {self.switch: is_on}, effort
         if is_on or not self.thinks:
             return {}, effort
         if not self.reads(EFFORT):
@@ -74,7 +74,12 @@ class Thinker:
         """The effort, if the chat template knows degrees or a switch. Raises RequestError."""
         if effort is not None and effort not in EFFORTS:
             raise invalid("reasoning_effort", f"must be one of {', '.join(EFFORTS)}")
-        return effort if self.reads(EFFORT) or self.reads(SWITCH) else None
+        return effort if self.reads(EFFORT) or self.switch is not None else None
+
+    @property
+    def switch(self) -> str | None:
+        """The variable of the chat template that turns thinking on and off, if it has one."""
+        return None if self.template is None else self.template.switch
 
     def reads(self, name: str) -> bool:
         """True if the chat template has a variable of this name."""

@@ -29,8 +29,6 @@ from gateway.http.scoring.relevance import (
 from gateway.pipeline import Pipeline
 from gateway.tokens.tokenizer import Tokenizer
 
-SWITCH = "enable_thinking"  # of chat templates
-
 
 def add_scoring_routes(app: FastAPI, pipeline: Pipeline, tokenizer: Tokenizer) -> None:
     """Adds the routes, under the names that other servers give them."""
@@ -91,8 +89,8 @@ async def _verdict(pipeline: Pipeline, tokenizer: Tokenizer) -> AnswerTokens:
     template = tokenizer.template
     if template is None:
         raise unsupported("model", "has no chat template, in which it could be asked")
-    has_switch = template.reads(SWITCH)
-    if pipeline.chat_format.reasoning is not None and not has_switch:
+    switch = template.switch
+    if pipeline.chat_format.reasoning is not None and switch is None:
         raise unsupported("model", "thinks before it answers, so its first token says nothing")
     encoded = [
         await tokenizer.encode("model", word, add_special_tokens=False) for word in (YES, NO)
@@ -100,7 +98,7 @@ async def _verdict(pipeline: Pipeline, tokenizer: Tokenizer) -> AnswerTokens:
     yes, no = (token_ids[0] if token_ids else None for token_ids in encoded)
     if yes is None or no is None or yes == no:
         raise unsupported("model", f"has no tokens that tell {YES!r} from {NO!r}")
-    return AnswerTokens(yes, no, Rendering(kwargs={SWITCH: False} if has_switch else {}))
+    return AnswerTokens(yes, no, Rendering(kwargs={} if switch is None else {switch: False}))
 
 
 def _ranked(body: RerankBody, found: list[Relevance]) -> dict[str, Any]:

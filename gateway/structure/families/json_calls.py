@@ -57,28 +57,33 @@ class JsonCalls:
 
 @dataclass(frozen=True, slots=True)
 class SectionCalls:
-    """JSON arguments between markers, under an id that holds the name: the Kimi K2 family."""
+    """JSON arguments between markers, after the name: the families of Kimi K2 and DeepSeek V3."""
 
     opening: str
     closing: str
     call_opening: str
     call_closing: str
-    arguments: str  # the marker that precedes them
+    before_name: tuple[str, ...]  # markers and texts
+    after_name: tuple[str, ...]
+    after_arguments: tuple[str, ...] = ()
+    is_numbered: bool = False  # a number follows the first text after the name
     begins_bare: bool = False
 
     def rules(self, answer: CallsInAnswer, inner: Inner) -> list[str]:
         """The rules of the whole answer."""
-        calls = [
-            f"{json.dumps(f'functions.{name}:')} NUMBER arguments {inner.add(schema)}"
-            for name, schema in answer.named()
-        ]
+        before = map(answer.written, self.before_name)
+        after = [*map(answer.written, self.after_name)]
+        if self.is_numbered:
+            after.insert(1, "NUMBER")
+        names = [f"{json.dumps(name)} after {inner.add(schema)}" for name, schema in answer.named()]
+        end = map(answer.written, (*self.after_arguments, self.call_closing))
         return [
             *answer.opened_rules(inner),
             f"group: GAP? call {'(GAP? call)*' if answer.is_parallel else ''} GAP? close",
-            f"call: begin ({' | '.join(calls)}) end",
-            "NUMBER: /[0-9]{1,4}/",
-            f"begin: {answer.written(self.call_opening)}",
-            f"end: {answer.written(self.call_closing)}",
-            f"arguments: {answer.written(self.arguments)}",
+            f"call: begin ({' | '.join(names)}) end",
+            f"begin: {' '.join([answer.written(self.call_opening), *before])}",
+            f"after: {' '.join(after)}",
+            f"end: {' '.join(end)}",
             f"close: {answer.written(self.closing)}",
+            *(["NUMBER: /[0-9]{1,4}/"] if self.is_numbered else []),
         ]

@@ -37,6 +37,8 @@ class TaggedCalls:
     name_end: tuple[str, ...] = ()
     call_end: tuple[str, ...] = ()
     has_line_breaks: bool = False  # around each value
+    is_section: bool = False  # several calls may follow one opening
+    ends_of_keys: str = "<>\n"  # characters that no argument's name can have
     begins_bare: bool = False
 
     def rules(self, answer: CallsInAnswer, inner: Inner) -> list[str]:
@@ -50,7 +52,9 @@ class TaggedCalls:
             calls.append(f"{before} {json.dumps(name)} {after} GAP? {arguments.of(schema)} {end}")
             rules += arguments.rules
         close = f"close: {answer.spelled(self.closing)}"
-        return [*rules, f"group: GAP? ({' | '.join(calls)}) GAP? close", close]
+        call = f"call: {' | '.join(calls)}"
+        more = "(GAP? call)*" if self.is_section and answer.is_parallel else ""
+        return [*rules, f"group: GAP? call {more} GAP? close", call, close]
 
 
 class _Arguments:
@@ -79,7 +83,7 @@ class _Arguments:
 
     def _properties(self, given: Mapping[str, Any], schema: JsonSchema) -> Iterator[str]:
         """What matches each argument that the schema lists."""
-        _check_object(given, schema.place)
+        check_object(given, schema.place)
         properties, required = given.get("properties", {}), given.get("required", [])
         shared = {key: given[key] for key in DEFINITIONS if key in given}
         for name in dict.fromkeys([*properties, *required]):
@@ -90,7 +94,7 @@ class _Arguments:
     def _key(self, name: str, place: str) -> str:
         """What precedes an argument's value."""
         writing, answer = self._writing, self._answer
-        spelled = name and name == name.strip() and not {*"<>\n"} & {*name}
+        spelled = name and name == name.strip() and not {*writing.ends_of_keys} & {*name}
         if not spelled or len(name) > MAX_KEY_CHARACTERS:
             raise unsupported(place, "has a name that this model's format of calls cannot write")
         before, after = answer.sequence(writing.key_start), answer.sequence(writing.value_start)
@@ -144,7 +148,8 @@ class _Arguments:
         """Arguments of any name."""
         writing, answer = self._writing, self._answer
         name = f"{self._name}A{len(self.rules)}"
-        key = rf"/[^<>\s]([^<>\n]{{0,{MAX_KEY_CHARACTERS - 2}}}[^<>\s])?/"
+        ends = writing.ends_of_keys.replace("\n", "\\n")
+        key = rf"/[^{ends}\s]([^{ends}]{{0,{MAX_KEY_CHARACTERS - 2}}}[^{ends}\s])?/"
         line = r'"\n"' if writing.has_line_breaks else ""
         before, after = answer.sequence(writing.key_start), answer.sequence(writing.value_start)
         value = self._text(text, "")
@@ -155,7 +160,7 @@ class _Arguments:
         return f"({name.lower()} GAP?)*"
 
 
-def _check_object(schema: Mapping[str, Any], place: str) -> None:
+def check_object(schema: Mapping[str, Any], place: str) -> None:
     """Raises RequestError for what cannot be told argument by argument."""
     for keyword, value in schema.items():
         if keyword in NOTES or keyword in DEFINITIONS or is_vendor(keyword):

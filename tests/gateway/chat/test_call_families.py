@@ -9,12 +9,42 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.chat.answer import AnswerReader, ChatFormat, ReasoningFormat, choose
+from gateway.chat.answer import AnswerReader, ChatFormat, choose
 from gateway.chat.conversation import Conversation, Message, Tool
 from gateway.chat.families import harmony
-from gateway.chat.formats import FORMATS, GLM, HARMONY, KIMI, QWEN3_CODER, ToolCallFormat
+from gateway.chat.formats import (
+    DEEPSEEK_V3,
+    DEEPSEEK_V4,
+    DEEPSEEK_V31,
+    DEEPSEEK_V32,
+    FORMATS,
+    GEMMA4,
+    GLM,
+    HARMONY,
+    KIMI,
+    LFM2,
+    MINIMAX_M2,
+    QWEN3_CODER,
+    REASONING,
+    SEED_OSS,
+)
 from gateway.chat.parts import CallArguments, CallStart, Content, Part, Reasoning, reply_of
 from gateway.chat.template import ChatTemplate
+from gateway.chat.tool_format import ToolCallFormat
+from tests.gateway.chat.call_texts import (
+    DSML,
+    deepseek_v3,
+    deepseek_v31,
+    gemma4,
+    glm,
+    kimi,
+    lfm2,
+    minimax,
+    qwen,
+    seed,
+    token,
+)
+from tests.gateway.chat.newer_calls import NEWER_CALLS, NEWER_TEXTS
 
 SCHEMA: Any = {
     "type": "object",
@@ -32,28 +62,10 @@ SCHEMA: Any = {
 CHAT = Conversation((Message("user", "Hi"),), (Tool("f", None, SCHEMA), Tool("g")))
 
 
-def qwen(name: str, **values: str) -> str:
-    parts = "".join(f"<parameter={key}>\n{text}\n</parameter>\n" for key, text in values.items())
-    return f"<tool_call>\n<function={name}>\n{parts}</function>\n</tool_call>"
-
-
-def glm(name: str, **values: str) -> str:
-    parts = "".join(
-        f"<arg_key>{key}</arg_key>\n<arg_value>{text}</arg_value>\n" for key, text in values.items()
-    )
-    return f"<tool_call>{name}\n{parts}</tool_call>"
-
-
-def kimi(*calls: tuple[str, str]) -> str:
-    parts = "".join(
-        f"<|tool_call_begin|>functions.{name}:{at}<|tool_call_argument_begin|>{text}"
-        "<|tool_call_end|>"
-        for at, (name, text) in enumerate(calls)
-    )
-    return f"<|tool_calls_section_begin|>{parts}<|tool_calls_section_end|>"
-
-
 HOSTILE = 'a "b" \\ </paramete </arg_valu\n\n é😀 <tool_call>'
+G: Any = ("g", {})
+FAMILIES = [QWEN3_CODER, GLM, KIMI, HARMONY, MINIMAX_M2, SEED_OSS, DEEPSEEK_V3, DEEPSEEK_V31]
+FAMILIES += [DEEPSEEK_V32, DEEPSEEK_V4, LFM2, GEMMA4]
 TYPED = {"city": HOSTILE, "days": "3", "tags": '["a", {"b": 1}]', "hot": "True", "note": "null"}
 OBJECT = {"city": HOSTILE, "days": 3, "tags": ["a", {"b": 1}], "hot": True, "note": None}
 ODD = {"days": "three", "kind": "x", "any": "[1", "more": "5"}
@@ -61,7 +73,6 @@ ODD_OBJECT = {"days": "three", "kind": "x", "any": "[1", "more": "5"}
 THOUGHT = "<|channel|>analysis<|message|>Hm. {}<|end|>"
 CALLED = "<|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json<|message|>"
 SAID = "<|channel|>commentary<|message|>I look.<|end|>"
-G: Any = ("g", {})
 FINAL = "<|channel|>final<|message|>Hello"
 
 # Format, text, reasoning, content, calls.
@@ -127,11 +138,11 @@ NO_CALLS = [
     (HARMONY, "Plain text, to=f and <|chan"),
     (HARMONY, "<|channel|>nonsense"),
 ]
-CASES += [(form, text, None, text, []) for form, text in NO_CALLS]
+CASES += [*NEWER_CALLS, *((form, text, None, text, []) for form, text in NO_CALLS + NEWER_TEXTS)]
 
 
 def reader(form: ToolCallFormat) -> AnswerReader:
-    reasoning = ReasoningFormat.HARMONY if form is HARMONY else None
+    reasoning = REASONING["harmony"] if form is HARMONY else None
     made = ChatFormat(True, form, reasoning).reader(CHAT, "", None)
     assert made is not None
     return made
@@ -184,15 +195,34 @@ def test_arguments_that_were_streamed_are_the_start_of_the_whole(case: Case) -> 
             assert whole.startswith(made.arguments), cut
 
 
-TAGS = ["<tool_call>", "</tool_call>", "<function=f>", "</function>", "<parameter=days>"]
+TAGS = [
+    *("<minimax:tool_call>", "</minimax:tool_call>", '<invoke name="f">', "</invoke>"),
+    *('<parameter name="days">', "<seed:tool_call>", "</seed:tool_call>"),
+    *(
+        token("tool calls begin"),
+        token("tool call begin"),
+        token("tool sep"),
+        "function",
+        "```json",
+    ),
+    *("```", token("tool call end"), token("tool calls end"), "<|tool_call_start|>", "f(", ")"),
+    *("<|tool_call_end|>", "days=", "days:", "'", '"', "\\", "[", "]", ",", "{", "}", ":"),
+    *("<|tool_call>", "call:f{", "<tool_call|>", '<|"|>'),
+]
+TAGS += [f"<{DSML}function_calls>", f"<{DSML}tool_calls>", f'<{DSML}invoke name="f">']
+TAGS += [f'<{DSML}parameter name="days" string="false">', f"</{DSML}parameter>"]
+TAGS += [f'<{DSML}parameter name="city" string="true">', f"</{DSML}invoke>", DSML]
+TAGS += ["<tool_call>", "</tool_call>", "<function=f>", "</function>", "<parameter=days>"]
 KEYS = ["</parameter>", "<arg_key>days</arg_key>", "<arg_value>", "</arg_value>", "f\n"]
 WORDS = ["analysis", "final", "commentary", " to=functions.f", "assistant", "<", "|", ">", "\n"]
-CALLS = [qwen("f", days="3"), glm("f", days="3"), *kimi(("f", "")).split(":"), "{}", "3", "a", " "]
+CALLS = [minimax(("f", {"days": "3"})), seed("f", days="3"), lfm2("f(days=3)"), gemma4("f{days:3}")]
+CALLS += [deepseek_v31(("f", "{}")), deepseek_v3(("f", "{}"))]
+CALLS += [qwen("f", days="3"), glm("f", days="3"), *kimi(("f", "")).split(":"), "{}", "3", "a", " "]
 FRAGMENTS = st.sampled_from([*TAGS, *KEYS, *harmony.TOKENS, *WORDS, *CALLS])
 
 
 @given(
-    st.sampled_from([QWEN3_CODER, GLM, KIMI, HARMONY]),
+    st.sampled_from(FAMILIES),
     st.lists(FRAGMENTS, max_size=14).map("".join),
     st.lists(st.integers(0, 250), max_size=6),
 )
@@ -221,6 +251,14 @@ def test_text_is_passed_on_while_it_comes() -> None:
 
 
 TEMPLATES = {
+    "minimax_m2": '{{ tools }}<minimax:tool_call>{{ "<invoke name=" }}</minimax:tool_call>',
+    "seed_oss": "{{ tools }}<seed:tool_call><function=f><parameter=a>",
+    "deepseek_v31": "{{ tools }}" + deepseek_v31(("f", "")),
+    "deepseek_v3": "{{ tools }}" + deepseek_v3(("f", "")),
+    "deepseek_v32": "{{ tools }}{% set token = '" + DSML + "' %}<{{ token }}function_calls>",
+    "deepseek_v4": "{{ tools }}{% set token = '" + DSML + "' %}<{{ token }}tool_calls>",
+    "lfm2": "{{ tools }}<|tool_call_start|>[<|tool_call_end|>",
+    "gemma4": "{{ tools }}<|tool_call>call:<tool_call|>",
     "harmony": "{{ tools }}<|start|>assistant<|channel|>final<|message|>",
     "kimi": "{{ tools }}<|tool_calls_section_begin|>",
     "glm": "{{ tools }}<tool_call>{{ f }}<arg_key>",
@@ -232,12 +270,12 @@ TEMPLATES = {
 def test_a_chat_template_tells_the_family(name: str) -> None:
     chosen = choose(ChatTemplate(TEMPLATES[name], {}), "auto", "auto")
     assert chosen.tool_calls is FORMATS[name]
-    assert (chosen.reasoning is ReasoningFormat.HARMONY) == (name == "harmony")
+    assert (chosen.reasoning is REASONING["harmony"]) == (name == "harmony")
 
 
 def test_reasoning_in_a_channel_is_left_out_where_it_is_not_wanted() -> None:
     chat = Conversation((Message("user", "Hi"),), include_reasoning=False)
-    chat_format = ChatFormat(True, HARMONY, ReasoningFormat.HARMONY)
+    chat_format = ChatFormat(True, HARMONY, REASONING["harmony"])
     answer = chat_format.reader(chat, "", None)
     assert answer is not None and answer.thought is not None
     text = THOUGHT + "<|start|>assistant" + FINAL

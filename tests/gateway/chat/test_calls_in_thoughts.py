@@ -8,22 +8,43 @@ from typing import Any
 
 import pytest
 
-from gateway.chat.answer import ChatFormat, ReasoningFormat
+from gateway.chat.answer import ChatFormat
 from gateway.chat.conversation import Conversation, Message, Tool
 from gateway.chat.formats import (
     ALL_FORMATS,
+    DEEPSEEK_V3,
+    DEEPSEEK_V4,
+    DEEPSEEK_V31,
+    DEEPSEEK_V32,
+    GEMMA4,
     GLM,
     HARMONY,
     HERMES,
     KIMI,
+    LFM2,
     LLAMA3_JSON,
+    MINIMAX_M2,
     MISTRAL,
     QWEN3_CODER,
-    ToolCallFormat,
+    REASONING,
+    SEED_OSS,
 )
 from gateway.chat.parts import CallStart, Part, reply_of
+from gateway.chat.tool_format import ToolCallFormat
 from gateway.structure.thinking import ThoughtFirst
-from tests.gateway.chat.test_call_families import glm, kimi, merged, qwen
+from tests.gateway.chat.call_texts import (
+    deepseek_v3,
+    deepseek_v31,
+    dsml,
+    gemma4,
+    glm,
+    kimi,
+    lfm2,
+    minimax,
+    qwen,
+    seed,
+)
+from tests.gateway.chat.test_call_families import merged
 from tests.gateway.http_calls import post
 
 TOOLS = (Tool("f", None, {"type": "object", "properties": {"a": {"type": "integer"}}}), Tool("g"))
@@ -40,6 +61,15 @@ CALLED = [
     (QWEN3_CODER, qwen("f", a="1").removeprefix("<tool_call>\n")),
     (GLM, glm("f", a="1")),
     (KIMI, kimi(("f", '{"a": 1}'))),
+    (DEEPSEEK_V3, deepseek_v3(("f", '{"a": 1}'))),
+    (DEEPSEEK_V31, deepseek_v31(("f", '{"a": 1}'))),
+    (DEEPSEEK_V32, dsml("function_calls", ("f", {"a": ("false", "1")}))),
+    (DEEPSEEK_V4, dsml("tool_calls", ("f", {"a": ("false", "1")}))),
+    (MINIMAX_M2, minimax(("f", {"a": "1"}))),
+    (SEED_OSS, seed("f", a="1")),
+    (LFM2, lfm2("f(a=1)")),
+    (LFM2, f"<|tool_call_start|>[{JSON_CALL}]<|tool_call_end|>"),
+    (GEMMA4, gemma4("f{a:1}")),
 ]
 MENTIONED = [
     (HERMES, "I may use <tool_call> for f, as {"),
@@ -51,13 +81,17 @@ MENTIONED = [
     (QWEN3_CODER, "A <function=f> is what I write. <function=other></function>"),
     (GLM, "<tool_call>f is a call, <tool_call>other<arg_key>a"),
     (KIMI, "<|tool_calls_section_begin|> f"),
+    (DEEPSEEK_V31, deepseek_v31(("other", "{}"))),
+    (MINIMAX_M2, '<minimax:tool_call> and <invoke name="f">, and no more'),
+    (LFM2, "<|tool_call_start|>f(a=1) and <|tool_call_start|>[other(a=1)]"),
+    (GEMMA4, "<|tool_call> call:other{}"),
 ]
 
 
 def read(
     form: ToolCallFormat, pieces: Iterable[str], prompt: str = "<think>", structure: Any = None
 ) -> tuple[list[Part], int]:
-    answer = ChatFormat(True, form, ReasoningFormat.QWEN3).reader(CHAT, prompt, structure)
+    answer = ChatFormat(True, form, REASONING["qwen3"]).reader(CHAT, prompt, structure)
     assert answer is not None and answer.thought is not None
     parts: list[Part] = []
     for piece in pieces:
@@ -113,7 +147,7 @@ def test_the_marker_that_closes_nothing_any_more_is_dropped(
 
 def test_a_call_in_thoughts_that_a_grammar_bounds_is_a_part_of_them() -> None:
     chat = Conversation(CHAT.messages, TOOLS, max_reasoning_tokens=99)
-    chat_format = ChatFormat(True, HERMES, ReasoningFormat.QWEN3, {"<think>": 1, "</think>": 2})
+    chat_format = ChatFormat(True, HERMES, REASONING["qwen3"], {"<think>": 1, "</think>": 2})
     structure = chat_format.with_thought(chat, "<think>", None)
     assert isinstance(structure, ThoughtFirst)
     text = f"Hm. <tool_call>{JSON_CALL}</tool_call> no.</think>Hello"
@@ -125,6 +159,16 @@ def test_a_call_in_thoughts_that_a_grammar_bounds_is_a_part_of_them() -> None:
 WORDS = ["<tool_call>", "</tool_call>", "<function=f>", "<function=g>", "</function>", "</think>"]
 WORDS += ["<parameter=a>", "</parameter>", "<arg_key>a</arg_key>", "<arg_value>", "</arg_value>"]
 WORDS += [JSON_CALL, "[TOOL_CALLS]", "<|python_tag|>", "<think>", "[", "]", ",", "f\n", "{", '"']
+WORDS += [
+    lfm2("f(a=1)"),
+    gemma4("f{a:1}"),
+    "<|tool_call_start|>",
+    "[f(",
+    "a=1",
+    ")",
+    "<|tool_call>",
+]
+WORDS += [*deepseek_v31(("f", "{")).partition("{"), '<invoke name="f">', "<minimax:tool_call>"]
 WORDS += [*kimi(("f", "{")).partition("{"), "\\", "\n", " ", "x"]
 
 

@@ -10,12 +10,25 @@ import pytest
 import pytest_asyncio
 
 from gateway.chat import formats
-from gateway.chat.answer import ChatFormat, ReasoningFormat
+from gateway.chat.answer import ChatFormat
 from gateway.chat.conversation import Conversation, Message
 from gateway.http.response_items import Items
 from gateway.http.response_tools.bodies import TextTool, called_tools, to_tools
 from gateway.http.response_tools.input_text import InputText, to_arguments
-from tests.gateway.chat.test_call_families import CALLED, HOSTILE, glm, kimi, qwen
+from tests.gateway.chat.call_texts import (
+    deepseek_v3,
+    deepseek_v31,
+    dsml,
+    gemma4,
+    glm,
+    kimi,
+    lfm2,
+    minimax,
+    quoted,
+    qwen,
+    seed,
+)
+from tests.gateway.chat.test_call_families import CALLED, HOSTILE
 from tests.gateway.http_calls import accepts, post, refusal
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -83,6 +96,14 @@ FAMILIES = {
     "mistral": f'[TOOL_CALLS][{{"name": "run", "arguments": {to_arguments(HOSTILE)}}}]',
     "qwen3_coder": qwen("run", input=HOSTILE),
     "glm": glm("run", input=HOSTILE),
+    "minimax_m2": minimax(("run", {"input": HOSTILE})),
+    "seed_oss": seed("run", input=HOSTILE),
+    "deepseek_v3": deepseek_v3(("run", to_arguments(HOSTILE))),
+    "deepseek_v31": deepseek_v31(("run", to_arguments(HOSTILE))),
+    "deepseek_v32": dsml("function_calls", ("run", {"input": ("true", HOSTILE)})),
+    "deepseek_v4": dsml("tool_calls", ("run", {"input": ("true", HOSTILE)})),
+    "lfm2": lfm2(f"run(input={HOSTILE!r})"),
+    "gemma4": gemma4(f"run{{input:{quoted(HOSTILE)}}}"),
     "kimi": kimi(("run", to_arguments(HOSTILE))),
     "harmony": f"{HARMONY_CALL}{to_arguments(HOSTILE)}<|call|>",
 }
@@ -94,7 +115,7 @@ async def test_every_family_of_models_can_write_the_text() -> None:
     body = TextTool(type="custom", name="run")
     chat = Conversation((Message("user", "Hi"),), to_tools([body]))
     for name, text in FAMILIES.items():
-        reasoning = ReasoningFormat.HARMONY if name == "harmony" else None
+        reasoning = formats.REASONING["harmony"] if name == "harmony" else None
         for step in (1, 3, len(text)):
             reader = ChatFormat(True, formats.FORMATS[name], reasoning).reader(chat, "", None)
             items = Items(called_tools([body]))

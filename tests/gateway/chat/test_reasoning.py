@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.chat.formats import REASONING
 from gateway.chat.parts import reply_of
-from gateway.chat.reasoning import is_open_at_end, reasoning_parser
+from gateway.chat.reasoning import reasoning_parser
 
 # (text, whether the prompt opened the reasoning, reasoning, content)
 CASES = [
@@ -28,7 +29,7 @@ CASES = [
 
 
 def read(pieces: list[str], is_open: bool) -> tuple[str | None, str]:
-    parser = reasoning_parser(is_open=is_open)
+    parser = reasoning_parser(REASONING["qwen3"], is_open=is_open)
     parts = [part for piece in pieces for part in parser.push(piece)]
     reply = reply_of(parts + parser.push("", is_last=True))
     return reply.reasoning, reply.content
@@ -62,6 +63,7 @@ def test_any_text_is_read_the_same_however_it_is_cut(
 
 
 def test_a_prompt_that_ends_with_the_marker_opens_the_reasoning() -> None:
-    assert is_open_at_end("<|im_start|>assistant\n<think>\n")
-    assert not is_open_at_end("<|im_start|>assistant\n<think>\n\n</think>\n\n")
-    assert not is_open_at_end("what is <think>?<|im_end|>\n<|im_start|>assistant\n")
+    is_open = REASONING["qwen3"].is_open_at_end
+    assert is_open("<|im_start|>assistant\n<think>\n")
+    assert not is_open("<|im_start|>assistant\n<think>\n\n</think>\n\n")
+    assert not is_open("what is <think>?<|im_end|>\n<|im_start|>assistant\n")

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from gateway.chat.answer import ChatFormat, ReasoningFormat
+from gateway.chat.answer import ChatFormat
 from gateway.chat.conversation import Conversation, Message, Tool
-from gateway.chat.formats import HARMONY
+from gateway.chat.formats import HARMONY, REASONING
 from gateway.text.stops import StopMatcher
 from gateway.text.stretches import Stretches
 from pagewire.v1 import inference_pb2 as pb
@@ -73,7 +73,7 @@ async def test_stop_strings_count_in_the_answer_alone_wherever_the_text_is_cut(
     case: tuple[str, bool, str, str, str | None],
 ) -> None:
     name, is_open, stop, text, shown = case
-    form = ReasoningFormat(name)
+    form = REASONING[name]
     chat_format = ChatFormat(True, HARMONY if name == "harmony" else None, form)
     expected = (text, None) if shown is None else (shown, stop)
     prompt = "<think>\n" if is_open else ""
@@ -88,7 +88,7 @@ async def test_stretches_are_all_of_the_text() -> None:
     dice = random.Random(0)
     words = ["<think>", "</think>", "<|start|>", "<|channel|>", "<|message|>", "<|end|>", "final"]
     words += ["analysis", "commentary", " to=functions.f", "{", '"', "}", " ", "\n", "a", "<"]
-    for form, is_open in itertools.product(ReasoningFormat, (False, True)):
+    for form, is_open in itertools.product(REASONING.values(), (False, True)):
         chat_format = ChatFormat(True, HARMONY, form)
         for _ in range(200):
             text = "".join(dice.choices(words, k=dice.randrange(12)))

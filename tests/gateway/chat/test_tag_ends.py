@@ -9,9 +9,11 @@ import pytest
 from gateway.chat.answer import ChatFormat
 from gateway.chat.conversation import Conversation, Message, Tool
 from gateway.chat.families.typed_values import as_json, is_text
-from gateway.chat.formats import GLM, QWEN3_CODER, ToolCallFormat
+from gateway.chat.formats import GLM, QWEN3_CODER
 from gateway.chat.parts import CallArguments, Part, reply_of
-from tests.gateway.chat.test_call_families import glm, merged, qwen
+from gateway.chat.tool_format import ToolCallFormat
+from tests.gateway.chat.call_texts import glm, qwen
+from tests.gateway.chat.test_call_families import merged
 
 SCHEMA: Any = {
     "type": "object",

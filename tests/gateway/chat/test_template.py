@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import transformers
 
-from gateway.chat.answer import AUTO, NONE, NoUseForParser, ReasoningFormat, choose
+from gateway.chat.answer import AUTO, NONE, NoUseForParser, choose
 from gateway.chat.conversation import (
     Conversation,
     Message,
@@ -17,7 +17,7 @@ from gateway.chat.conversation import (
     ToolChoice,
     ToolMode,
 )
-from gateway.chat.formats import GLM, HERMES, LLAMA3_JSON, MISTRAL
+from gateway.chat.formats import GLM, HERMES, LLAMA3_JSON, MISTRAL, REASONING
 from gateway.chat.template import ChatTemplate
 from gateway.errors import RequestError
 from gateway.tokens.tokenizer import Tokenizer, TokenizerFolderError
@@ -140,7 +140,7 @@ LLAMA_LIKE = (
     [
         (HERMES_LIKE, HERMES, None),
         (ESCAPED, HERMES, None),
-        (HERMES_LIKE + "<think>", HERMES, ReasoningFormat.QWEN3),
+        (HERMES_LIKE + "<think>", HERMES, REASONING["qwen3"]),
         ("{{ tools }}[TOOL_CALLS]", MISTRAL, None),
         (LLAMA_LIKE, LLAMA3_JSON, None),
         ("{{ tools }}<tool_call><function=name></tool_call>", HERMES, None),  # told, too

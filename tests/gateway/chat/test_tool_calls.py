@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from gateway.chat.calls import Calls
 from gateway.chat.conversation import ToolCall
-from gateway.chat.formats import FORMATS, HERMES, LLAMA3_JSON, MISTRAL, ToolCallFormat
+from gateway.chat.formats import FORMATS, HERMES, LLAMA3_JSON, MISTRAL
 from gateway.chat.parts import CallArguments, CallStart, Content, Part, reply_of
 from gateway.chat.source import Parser
+from gateway.chat.tool_format import ToolCallFormat
 
 NAMES = frozenset({"f", "get_weather"})
 

@@ -20,9 +20,9 @@ import tokenizers
 
 from default_model.folder import ensure
 from gateway.chat import formats
-from gateway.chat.answer import ChatFormat, ReasoningFormat
+from gateway.chat.answer import ChatFormat
 from gateway.chat.conversation import Conversation, Message, Tool
-from gateway.chat.families import harmony, kimi
+from gateway.chat.families import deepseek, glm, harmony, kimi
 from gateway.chat.parts import Reply, reply_of
 from gateway.errors import RequestError
 from gateway.structure.calls import AnyStructure
@@ -34,10 +34,13 @@ EOS, MAX_TOKENS = 2, 500
 NUM_SCHEMAS = 200 if os.environ.get("PAGEWIRE_ALL_SCHEMAS") else 20
 FORM = {"type": "object", "properties": {"answer": {"type": "integer"}}, "required": ["answer"]}
 MARKERS = ["<|python_tag|>", "[TOOL_CALLS]", "[ARGS]"]
-MARKERS += [*formats.GLM_TOKENS, *kimi.TOKENS, *harmony.TOKENS]
-HELD = [*formats.FORMATS]
+MARKERS += [*glm.TOKENS, *kimi.TOKENS, *harmony.TOKENS, *deepseek.TOKENS]
+MARKERS += [*formats.LFM2.shown_tokens, *formats.GEMMA4.shown_tokens]
+MARKERS += [*formats.MINIMAX_M2.shown_tokens, *formats.SEED_OSS.shown_tokens]
+HELD = [name for name, form in formats.FORMATS.items() if form.writing is not None]
 NAMES = ("lookup", "look", 'say "é"')
-PLAIN = ("qwen3_coder", "glm", "kimi", "harmony")  # that write no other names
+# That write no other names.
+PLAIN = {*HELD} - {"hermes", "llama3_json", "mistral"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +65,7 @@ def read(has_tokens: bool) -> tuple[Vocabulary, tokenizers.Tokenizer]:
 def setting(name: str, has_tokens: bool) -> Setting:
     vocabulary, tokenizer = read(has_tokens)
     ids = {text: tokenizer.token_to_id(text) for text in MARKERS} if has_tokens else {}
-    reasoning = ReasoningFormat.HARMONY if name == "harmony" else None
+    reasoning = formats.REASONING["harmony"] if name == "harmony" else None
     chat_format = ChatFormat(True, formats.FORMATS[name], reasoning, ids)
     return Setting(vocabulary, tokenizer, chat_format)
 

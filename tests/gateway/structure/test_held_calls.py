@@ -10,6 +10,15 @@ from gateway.chat.conversation import Conversation, Message, Rendering, Tool
 from gateway.errors import RequestError
 from gateway.structure.calls import CallsInAnswer
 from gateway.structure.structure import JsonSchema
+from tests.gateway.chat.call_texts import (
+    deepseek_v3,
+    deepseek_v31,
+    gemma4,
+    lfm2,
+    minimax,
+    quoted,
+    seed,
+)
 from tests.gateway.structure.test_call_walks import parse, setting
 from wire.grammar import new_matcher
 
@@ -55,6 +64,9 @@ def section(arguments: str) -> str:
     return f"<|tool_calls_section_begin|>{call}<|tool_call_end|><|tool_calls_section_end|>"
 
 
+LITERALS = {"city": "it", "days": 5, "kind": "x", "where": {"name": "a"}}
+QUOTED = {"city": "a'\n", "note": None, "date": "2026-11-23"}
+INVOKED = minimax(("look", {"city": "Paris"}), ("lookup", {}))
 NEXT = "<|end|><|start|>assistant"
 THOUGHT = "<|channel|>analysis<|message|>Hm {}" + NEXT
 HEAD = "<|channel|>commentary to=functions.look <|constrain|>json<|message|>"
@@ -81,6 +93,40 @@ ALLOWED: list[tuple[str, str, list[Any]]] = [
     ("glm", keyed(city="Paris", **ALL) + "\nDone.", [PARIS | ALL_JSON]),
     ("glm", "<tool_call>lookup</tool_call>", [{}]),
     ("kimi", "A. " + section('{"city": "Paris"}'), [PARIS]),
+    ("minimax_m2", f"A. {INVOKED} and", [PARIS, {}]),
+    (
+        "minimax_m2",
+        minimax(("look", {"city": "Paris"} | ALL)) + INVOKED,
+        [PARIS | ALL_JSON, PARIS, {}],
+    ),
+    ("minimax_m2", minimax(("any", {"b": "1"})), [{"b": "1"}]),
+    (
+        "seed_oss",
+        seed("look", city="\n</para", days="5"),
+        [{"city": "\n</para", "days": 5}],
+    ),
+    (
+        "deepseek_v31",
+        "A. " + deepseek_v31(("look", '{"city": "a"}'), ("any", "{}")),
+        [{"city": "a"}, {}],
+    ),
+    (
+        "deepseek_v3",
+        deepseek_v3(("look", '{"city": "a"}'), ("any", "{}")) + " and",
+        [{"city": "a"}, {}],
+    ),
+    ("lfm2", "A. " + lfm2("look(city='Paris')", "lookup()") + " B.", [PARIS, {}]),
+    ("lfm2", lfm2("look(city='it', days=5, kind='x', where={\"name\": \"a\"})"), [LITERALS]),
+    ("lfm2", lfm2('look(city="a\'\\n", note=null, date="2026-11-23")'), [QUOTED]),
+    ("lfm2", lfm2("any(b='1', c=[1, {}])"), [{"b": "1", "c": [1, {}]}]),
+    ("gemma4", "A. " + gemma4(f"look{{city:{quoted('Paris')}}}") + gemma4("lookup{}"), [PARIS, {}]),
+    (
+        "gemma4",
+        gemma4(f'look{{city:{quoted("it")},days:5,kind:{quoted("x")},where:{{"name": "a"}}}}'),
+        [LITERALS],
+    ),
+    ("gemma4", gemma4('look{city:"a\'\\n",note:null,date:"2026-11-23"}'), [QUOTED]),
+    ("gemma4", gemma4(f"any{{b:{quoted('{}')},c:[1, {{}}]}}"), [{"b": "{}", "c": [1, {}]}]),
     ("harmony", THOUGHT + CALLED + "<|call|>", [PARIS]),
     ("harmony", CALLED + NEXT + BEFORE, [PARIS, {"city": "Oslo"}]),
     ("harmony", THOUGHT + SAID, []),
@@ -99,6 +145,25 @@ REFUSED = [
     ("glm", "<tool_call>look</tool_call>"),
     ("kimi", section('{"city": 5}')),
     ("kimi", "<|tool_calls_section_begin|>no"),
+    ("minimax_m2", minimax(("look", {"days": "5"}))),
+    ("minimax_m2", minimax(("look", {"city": "a", "days": "x"}))),
+    ("minimax_m2", minimax(("look", {"city": "a"}), ("unknown", {}))),
+    ("seed_oss", seed("look", city="nine char")),
+    ("deepseek_v31", deepseek_v31(("look", '{"city": 5}'))),
+    ("deepseek_v31", deepseek_v3(("look", '{"city": "a"}'))),
+    ("deepseek_v3", deepseek_v3(("look", "{}"))),
+    ("lfm2", lfm2("look()")),
+    ("lfm2", lfm2("look(city='nine char')")),
+    ("lfm2", lfm2("look(days=5, city='a')")),
+    ("lfm2", lfm2("look(city='a', kind='z')")),
+    ("lfm2", lfm2("look(city='a',)")),
+    ("lfm2", lfm2("look(city='a', other=1)")),
+    ("lfm2", lfm2("unknown()")),
+    ("gemma4", gemma4("look{}")),
+    ("gemma4", gemma4("look{city:a}")),
+    ("gemma4", gemma4(f"look{{city:{quoted('nine char')}}}")),
+    ("gemma4", gemma4(f"look{{city:{quoted('a')},days:{quoted('5')}}}")),
+    ("gemma4", gemma4("unknown{}")),
     ("harmony", HEAD + '{"city": 5}'),
     ("harmony", THOUGHT + HEAD + "no"),
     ("harmony", CALLED + " more"),
@@ -142,11 +207,34 @@ def test_one_call_is_allowed_where_calls_are_not_parallel() -> None:
         ("harmony", CALLED),
         ("glm", keyed(city="a")),
         ("kimi", section('{"city": "a"}')),
+        ("minimax_m2", minimax(("look", {"city": "a"}))),
     ):
         assert accepts(name, text, chat=one)
         assert not accepts(
             name, (text + NEXT + BEFORE) if name == "harmony" else text * 2, chat=one
         )
+
+
+def test_calls_of_one_section_are_one_call_where_they_are_not_parallel() -> None:
+    one = replace(CHAT, parallel_tool_calls=False)
+    for name, text in (
+        ("minimax_m2", INVOKED),
+        ("deepseek_v31", deepseek_v31(("look", '{"city": "a"}'), ("any", "{}"))),
+        ("lfm2", lfm2("look(city='a')", "any()")),
+        ("gemma4", gemma4("any{}") * 2),
+    ):
+        assert accepts(name, text) and not accepts(name, text, chat=one)
+
+
+@pytest.mark.parametrize("name", ["deepseek_v32", "deepseek_v4"])
+def test_calls_that_no_grammar_can_hold_are_refused(name: str) -> None:
+    chat_format = setting(name, True).chat_format
+    for form, field in ((None, "tools"), (FORM, "response_format")):
+        with pytest.raises(RequestError, match="this model's format") as refused:
+            chat_format.structure(CHAT, form)
+        assert refused.value.field == field
+    loose = replace(CHAT, tools=TOOLS[1:])
+    assert chat_format.structure(loose, None) is None
 
 
 def test_with_a_form_channels_hold_thoughts_and_then_the_form_or_calls() -> None:
@@ -209,11 +297,32 @@ def test_text_under_a_grammar_ends_with_its_own_tag_alone() -> None:
 
 UNWRITABLE: list[tuple[str, Tool, str]] = [
     ("glm", Tool("a b", None, SCHEMA, True), "tools[0].function.name"),
+    ("lfm2", Tool("a b", None, SCHEMA, True), "tools[0].function.name"),
+    (
+        "gemma4",
+        Tool("f", None, {"type": "object", "properties": {"a b": {}}}, True),
+        'tools[0].function.parameters.properties["a b"]',
+    ),
+    (
+        "lfm2",
+        Tool("f", None, {"additionalProperties": {"type": "integer"}}, True),
+        "tools[0].function.parameters.additionalProperties",
+    ),
+    (
+        "gemma4",
+        Tool("f", None, {"properties": {"a": {"contains": {}}}}, True),
+        "tools[0].function.parameters.properties.a.contains",
+    ),
     ("kimi", Tool("a:b", None, SCHEMA, True), "tools[0].function.name"),
     (
         "glm",
         Tool("f", None, {"type": "object", "properties": {"<a": {}}}, True),
         'tools[0].function.parameters.properties["<a"]',
+    ),
+    (
+        "minimax_m2",
+        Tool("f", None, {"type": "object", "properties": {'a"': {}}}, True),
+        'tools[0].function.parameters.properties["a\\""]',
     ),
     (
         "qwen3_coder",

@@ -10,9 +10,9 @@ from transformers import Qwen2Tokenizer
 from transformers.convert_slow_tokenizer import TikTokenConverter
 
 from default_model import source
+from pagewire.gguf.byte_level import PRE_TOKENIZERS
 from pagewire.gguf.files import CONTENTS, read_file
 from pagewire.gguf.header import BadGguf, read_header
-from pagewire.gguf.tokenizer import PRE_TOKENIZERS
 from tests.gguf_files import TEMPLATE, GgufFile, tiny_file
 
 TEXTS = {
@@ -165,7 +165,7 @@ def test_chat_templates_come_by_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("key", "value", "said"),
     [
-        ("model", "llama", "tokenizer.ggml.model: 'llama' is not supported, only 'gpt2'"),
+        ("model", "t5", "tokenizer.ggml.model: .t5. is not supported; supported are gpt2"),
         ("pre", "tekken", "'tekken' is not supported; supported are gpt-2, smollm, qwen2, llama"),
         ("pre", "default", "tokenizer.ggml.pre: 'default' is not supported"),
         ("add_space_prefix", True, "tokenizer.ggml.add_space_prefix: true is not supported"),

@@ -164,6 +164,18 @@ def test_a_file_that_a_repository_lacks_is_named(
     assert refusal("org/one") == told
 
 
+@pytest.mark.parametrize("tokenizer", ["tekken.json", "tiktoken.model"])
+def test_another_tokenizer_comes_where_the_usual_one_is_not(
+    tokenizer: str, hub: Hub, fetch
+) -> None:
+    files = {name: content for name, content in ONE_FILE.items() if name != "tokenizer.json"}
+    hub.repositories["org/one"] = Repository({"main": files | {tokenizer: b"ranks"}})
+    found = content_of(fetch("org/one"))
+    assert found[tokenizer] == b"ranks" and "tokenizer.json" not in found
+    hub.repositories["org/both"] = Repository({"main": ONE_FILE | {tokenizer: b"ranks"}})
+    assert tokenizer not in content_of(fetch("org/both"))
+
+
 def test_a_shard_that_a_repository_lacks_is_named(hub: Hub, refusal) -> None:
     lacking = "model-00002-of-00002.safetensors"
     files = {name: content for name, content in SHARDED.items() if name != lacking}

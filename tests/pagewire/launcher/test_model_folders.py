@@ -57,9 +57,9 @@ def test_a_gguf_file_is_served_under_its_name_without_the_format(up):
 
 def test_a_gguf_file_of_another_architecture_is_refused_before_a_service_starts(up):
     def edit(file):
-        file.architecture = "gemma3"
+        file.architecture = "phi3"
 
-    path = tiny_file(edit).write(up.folder / "gemma.gguf")
+    path = tiny_file(edit).write(up.folder / "phi.gguf")
     status, _, err = up.finish("--model", str(path))
     assert status == 1 and err.count("\n") == 1
-    assert "--model: gemma.gguf: general.architecture: 'gemma3' is not supported" in err
+    assert "--model: phi.gguf: general.architecture: 'phi3' is not supported" in err

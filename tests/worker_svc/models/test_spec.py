@@ -6,7 +6,14 @@ import pytest
 
 from worker_svc.models.rope import RotaryConfig, YarnScaling
 from worker_svc.models.sharding import Sharding
-from worker_svc.models.spec import AttentionSpec, LayerSpec, MlpSpec, ModelSpec, UnsupportedModel
+from worker_svc.models.spec import (
+    AttentionSpec,
+    LayerSpec,
+    MlpSpec,
+    ModelSpec,
+    TensorNames,
+    UnsupportedModel,
+)
 
 ATTENTION = AttentionSpec(num_heads=4, num_kv_heads=2, head_dim=8, rope="rope")
 LAYER = LayerSpec(ATTENTION, MlpSpec(24))
@@ -54,6 +61,12 @@ def test_the_rotation_that_reaches_farthest_limits_the_length() -> None:
     yarn = RotaryConfig(10_000.0, YarnScaling(4.0, 64))
     model = replace(MODEL, ropes=MODEL.ropes | {"far": yarn})  # type: ignore[operator]
     assert (MODEL.max_model_len, model.max_model_len) == (64, 256)
+
+
+def test_a_head_is_called_so_that_quantization_knows_it() -> None:
+    assert TensorNames(head="language_model.lm_head").head_weight == "language_model.lm_head.weight"
+    with pytest.raises(ValueError, match=r"^head: model\.output does not end in lm_head"):
+        TensorNames(head="model.output")
 
 
 def test_ranks_divide_each_layer() -> None:

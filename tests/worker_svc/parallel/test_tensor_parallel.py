@@ -23,6 +23,7 @@ from transformers import (
 
 from tests.pace import paced
 from tests.worker_svc.conftest import VOCAB_SIZE, WORKER_CONFIG, make_prompt
+from tests.worker_svc.models.test_models import NO_IDS, SMOLLM3
 from tests.worker_svc.random_models import Family, save_random_model
 from wire.logprobs import LogprobColumns
 from worker_svc.config import WorkerConfig
@@ -67,6 +68,7 @@ FAMILIES: dict[str, tuple[Family, dict[str, Any]]] = {
         (Qwen3Config, Qwen3ForCausalLM),
         {"num_key_value_heads": 2, "head_dim": 32, "tie_word_embeddings": True},
     ),
+    "smollm3": (SMOLLM3, NO_IDS | {"num_key_value_heads": 2, "no_rope_layer_interval": 2}),
 }
 GREEDY = RowSampling(num_top_logprobs=3)
 DICE = RowSampling(temperature=0.9, seed=7, top_p=0.95)
@@ -206,6 +208,7 @@ def assert_same(ours: list[StepOutput], theirs: list[StepOutput]) -> None:
         ("qwen2-one-kv-head", 2),
         ("qwen3-tied", 2),
         ("qwen3-tied", 4),
+        ("smollm3", 2),
     ],
 )
 def test_every_rank_gives_the_tokens_that_one_alone_gives(

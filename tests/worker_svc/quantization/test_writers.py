@@ -80,6 +80,23 @@ def test_of_a_block_only_the_modules_that_are_named_are_quantized() -> None:
         assert found.scheme(name) is PLAIN
 
 
+@pytest.mark.parametrize(
+    "name", [name for name, it in writers.SERVED.items() if "ignore" not in it]
+)
+def test_a_head_inside_of_a_larger_model_is_a_head(name: str) -> None:
+    found = registry.of_checkpoint(copy.deepcopy(writers.SERVED[name]))
+    assert found is not None
+    schemes = [found.scheme(head) for head in ("lm_head", "language_model.lm_head")]
+    assert schemes[0] == schemes[1]
+
+
+@pytest.mark.parametrize("asked", ["int8", "int4", "fp8"])
+def test_a_head_is_not_rounded_at_load_wherever_it_stands(asked: str) -> None:
+    found = registry.chosen(asked, None)
+    assert found is not None and found.scheme(LAYER) is not PLAIN
+    assert found.scheme("lm_head") is found.scheme("language_model.lm_head") is PLAIN
+
+
 @pytest.mark.parametrize("name", writers.REFUSED)
 def test_what_others_write_is_refused_by_the_one_key(name: str) -> None:
     given, key = writers.REFUSED[name]

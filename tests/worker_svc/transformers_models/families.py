@@ -244,25 +244,25 @@ TEXT = DENSE | EXPERTS | HYBRIDS
 NAMES = [*TEXT, *WITH_PICTURES]
 
 
-def write(name: str, folder: Path) -> Path:
-    """Writes the family's checkpoint in float32."""
+def write(name: str, folder: Path, sizes: dict[str, Any] | None = None) -> Path:
+    """Writes the family's checkpoint in float32, with some of the common sizes changed."""
     torch.manual_seed(sum(name.encode()) + _OTHER_DRAWS.get(name, 0))
     if name in WITH_PICTURES:
         kind, text, eyes = WITH_PICTURES[name]
         config = AutoConfig.for_model(
-            kind, text_config=_sizes(text), vision_config=eyes, tie_word_embeddings=False
+            kind, text_config=_sizes(text, sizes), vision_config=eyes, tie_word_embeddings=False
         )
         model = AutoModelForImageTextToText.from_config(config)
     else:
         kind, changes = TEXT[name]
-        config = AutoConfig.for_model(kind, **_sizes(changes))
+        config = AutoConfig.for_model(kind, **_sizes(changes, sizes))
         model = AutoModelForCausalLM.from_config(config)
     model.float().save_pretrained(folder)
     return folder
 
 
-def _sizes(changes: dict[str, Any]) -> dict[str, Any]:
-    given = _COMMON | changes
+def _sizes(changes: dict[str, Any], sizes: dict[str, Any] | None) -> dict[str, Any]:
+    given = _COMMON | (sizes or {}) | changes
     return {key: value for key, value in given.items() if value is not None or key.endswith("_id")}
 
 

@@ -37,7 +37,7 @@ CONFIG = replace(
     max_model_len=64,
 )
 Disturb = Callable[[Engine], Awaitable[None]]
-_HAVE_STATES = {*HYBRIDS, "qwen3_5_vl"}
+HAVE_STATES = {*HYBRIDS, "qwen3_5_vl"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ async def test_one_at_a_time_and_again_after_a_cached_prefix(family: Family) -> 
     found, engine = await under_a_scheduler(family.worker, each)
     assert found == [tokens for wanted in family.wanted for tokens in (wanted, wanted)]
     num_hits = engine.groups[0].core.counters.prefix_hit_tokens
-    assert (num_hits > 0) is (family.name not in _HAVE_STATES)
+    assert (num_hits > 0) is (family.name not in HAVE_STATES)
 
 
 async def test_eight_at_a_time_in_chunks_with_preemptions_and_a_lost_worker(family: Family) -> None:

@@ -43,8 +43,7 @@ def decoder(
 
 
 def refuse_windows(config: ConfigJson) -> None:
-    """Raises UnsupportedModel if some layers attend over a window, where `sliding_window` alone
-    says nothing."""
+    """Raises UnsupportedModel if `use_sliding_window` has some layers attend over a window."""
     if config.get("use_sliding_window"):
         raise UnsupportedModel("use_sliding_window: attention over a window is not supported")
 

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from kernels.quantized.grouped import GroupedWeight
-from pagewire.gguf.architecture import num_swapped_heads, weights
 from pagewire.gguf.blocks import StoredTensor
 from pagewire.gguf.header import read_header
+from pagewire.gguf.stored import stored_weights
 from worker_svc.models.linear import WeightRows
 from worker_svc.models.stored.quantized import EMBEDDING
 from worker_svc.models.weights import Destination, Filling, IntegerDestination, Share
@@ -28,14 +28,12 @@ def load_gguf(path: Path, filling: Filling, device: torch.device, keeps_integers
 
     Raises WeightError, or BadGguf.
     """
-    header = read_header(path)
     log.info("reading weights: %s", path.name)
     kept_bytes = widened_bytes = 0
-    for name, tensor in weights(header).items():
+    for name, stored in stored_weights(read_header(path)).items():
         if filling.ignores(name):
             continue
-        stored = StoredTensor(path, tensor, num_swapped_heads(header, tensor))
-        destination, share = filling.claim(name, tensor.shape)
+        destination, share = filling.claim(name, stored.tensor.shape)
         is_table = name == EMBEDDING and device.type != "cpu"  # of which CUDA reads rows
         if keeps_integers and not is_table and _takes(destination, stored, share):
             kept_bytes += _put(stored, destination, share, device)

@@ -1,0 +1,295 @@
+"""Decode steps of models that transformers computes: in pagewire's graphs, and by `generate()`.
+
+    python -m bench.gpu.transformers_models --shape gpt-oss-20b --rows 1 32
+
+Random weights of a real shape, on one GPU, the same for both. `pagewire` is the wall time of a step
+with two in flight, `generate` that of a token of the library's own loop with its own cache. `floor`
+is the time in which the GPU reads the weights that a step needs, at the bandwidth given.
+"""
+
+import argparse
+import gc
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from bench.harness.records import Results, add_json, spread
+from worker_svc.config import WorkerConfig
+from worker_svc.protocol.step import NewSequence, RowSampling, StepInput, StepOutput
+from worker_svc.runner.model_runner import ModelRunner
+from worker_svc.startup import implementation, startup
+from worker_svc.startup.description import facts_of
+from worker_svc.startup.startup import LoadedModel
+from worker_svc.transformers_models import attention, loading
+from worker_svc.transformers_models.config import TransformersConfig
+from worker_svc.transformers_models.model import TransformersModel
+from worker_svc.tuning.attention import Candidates
+
+_WARM_STEPS = 8
+_PLAIN: dict[str, Any] = {"bos_token_id": None, "eos_token_id": None, "dtype": "bfloat16"}
+SHAPES: dict[str, dict[str, Any]] = {
+    "qwen3-30b-a3b": {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "model_type": "qwen3_moe",
+        "vocab_size": 151_936,
+        "hidden_size": 2048,
+        "intermediate_size": 6144,
+        "moe_intermediate_size": 768,
+        "num_hidden_layers": 48,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 4,
+        "head_dim": 128,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "norm_topk_prob": True,
+        "max_position_embeddings": 40_960,
+        "tie_word_embeddings": False,
+    },
+    "gpt-oss-20b": {
+        "architectures": ["GptOssForCausalLM"],
+        "model_type": "gpt_oss",
+        "vocab_size": 201_088,
+        "hidden_size": 2880,
+        "intermediate_size": 2880,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 8,
+        "head_dim": 64,
+        "num_local_experts": 32,
+        "num_experts_per_tok": 4,
+        "sliding_window": 128,
+        "max_position_embeddings": 131_072,
+        "tie_word_embeddings": False,
+    },
+    "gemma-3-4b": {
+        "architectures": ["Gemma3ForCausalLM"],
+        "model_type": "gemma3_text",
+        "vocab_size": 262_208,
+        "hidden_size": 2560,
+        "intermediate_size": 10_240,
+        "num_hidden_layers": 34,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "sliding_window": 1024,
+        "query_pre_attn_scalar": 256,
+        "max_position_embeddings": 131_072,
+        "tie_word_embeddings": True,
+    },
+    "qwen3.5-9b": {
+        "architectures": ["Qwen3_5ForCausalLM"],
+        "model_type": "qwen3_5_text",
+        "vocab_size": 248_320,
+        "hidden_size": 4096,
+        "intermediate_size": 12_288,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "linear_num_key_heads": 16,
+        "linear_num_value_heads": 32,
+        "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128,
+        "linear_conv_kernel_dim": 4,
+        "max_position_embeddings": 262_144,
+        "tie_word_embeddings": False,
+    },
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The options of a measurement."""
+
+    shape: str
+    rows: tuple[int, ...]
+    context: int
+    steps: int
+    repeat: int
+    layers: int  # 0: all of the shape
+    bandwidth_tb: float
+
+
+def run(options: Options, told: Results) -> None:
+    """Measures a shape: the library's own loop first, whose cache is gone before ours is made."""
+    device, dtype = torch.device("cuda"), torch.bfloat16
+    with tempfile.TemporaryDirectory(prefix="pagewire-bench-") as name:
+        folder = _describe(Path(name), options)
+        length = options.context + _WARM_STEPS + options.steps + 8
+        most = max(options.rows)
+        config = WorkerConfig(
+            device="cuda",
+            dtype="bfloat16",
+            load_format="dummy",
+            model_impl="transformers",
+            max_num_seqs=most,
+            max_num_batched_tokens=512,
+            max_model_len=length,
+            num_kv_blocks=2 + most * -(-length // 16),
+        )
+        shape = implementation.shape_of(config, folder)
+        assert isinstance(shape, TransformersConfig)
+        made = loading.make(shape, dtype, device)
+        weight_bytes = {rows: _bytes_read(made, shape, rows) for rows in options.rows}
+        theirs = {rows: _generate_s(made, rows, options) for rows in options.rows}
+        gc.collect()
+        torch.cuda.empty_cache()
+        made.set_attn_implementation(attention.NAME)
+        model = TransformersModel(shape, made, dtype, device)
+        facts = facts_of(shape, folder, "bench", dtype, length)
+        loaded = LoadedModel(model, facts, dtype, device, folder, (), Candidates())
+        runner = startup.build_runner(config, loaded, config.num_kv_blocks)
+        began = time.perf_counter()
+        runner.warm_up()
+        warm_s = time.perf_counter() - began
+        kind, attends = type(runner).__name__, model.attention_backend
+        told.say(f"{options.shape}: {kind}, warm after {warm_s:.1f} s, attention by {attends}")
+        told.say(f"{'rows':>5}{'pagewire ms':>13}{'generate ms':>13}{'times':>7}{'floor ms':>10}")
+        for rows in options.rows:
+            ours = [_steps_s(runner, rows, options) for _ in range(options.repeat)]
+            floor_s = weight_bytes[rows] / (options.bandwidth_tb * 1e12)
+            own, other = statistics.median(ours), statistics.median(theirs[rows])
+            told.say(
+                f"{rows:5}{own * 1e3:13.2f}{other * 1e3:13.2f}{other / own:7.1f}"
+                f"{floor_s * 1e3:10.2f}"
+            )
+            values = {"step_s": spread(ours, 6), "generate_s": spread(theirs[rows], 6)}
+            given = {"shape": options.shape, "rows": rows, "floor_s": floor_s}
+            told.add("transformers_steps", {**given, **values})
+
+
+def _describe(folder: Path, options: Options) -> Path:
+    given = {**SHAPES[options.shape], **_PLAIN}
+    if options.layers:
+        given["num_hidden_layers"] = options.layers
+    (folder / "config.json").write_text(json.dumps(given))
+    return folder
+
+
+def _bytes_read(model: torch.nn.Module, shape: TransformersConfig, rows: int) -> float:
+    """Bytes of weights that a step reads; of experts those that uniform routing would choose."""
+    hf = shape.hf
+    total = 0.0
+    for name, weight in model.named_parameters():
+        share = 1.0
+        if ".experts." in name:
+            count, chosen = len(weight), hf.num_experts_per_tok
+            share = 1 - (1 - chosen / count) ** rows
+        elif "embed_tokens" in name and not hf.tie_word_embeddings:
+            share = 0.0
+        total += weight.numel() * weight.element_size() * share
+    return total
+
+
+@torch.inference_mode()
+def _generate_s(model: Any, rows: int, options: Options) -> list[float]:
+    """Seconds of a token by `generate()`, the prompt's pass taken off."""
+    model.set_attn_implementation("sdpa" if model._supports_sdpa else "eager")
+    ids = torch.randint(10, 1000, (rows, options.context), device="cuda")
+
+    def seconds(num_tokens: int) -> float:
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        model.generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=num_tokens,
+            min_new_tokens=num_tokens, do_sample=False, pad_token_id=0,
+        )  # fmt: skip
+        torch.cuda.synchronize()
+        return time.perf_counter() - began
+
+    num_tokens = max(8, options.steps // 4)
+    seconds(2)
+    found = []
+    for _ in range(options.repeat):
+        prompt_s = seconds(1)
+        found.append((seconds(1 + num_tokens) - prompt_s) / num_tokens)
+    return found
+
+
+def _steps_s(runner: ModelRunner, rows: int, options: Options) -> float:
+    """Seconds of a decode step, two in flight where the runner launches ahead."""
+    _enter(runner, rows, options)
+    pending = deque([runner.launch(StepInput(step_id=3, same_rows=True))])
+    began = 0.0
+    for index in range(_WARM_STEPS + options.steps):
+        if index == _WARM_STEPS:
+            torch.cuda.synchronize()
+            began = time.perf_counter()
+        pending.append(runner.launch(StepInput(step_id=4 + index, same_rows=True)))
+        _finish(pending)
+    torch.cuda.synchronize()
+    return (time.perf_counter() - began) / options.steps
+
+
+def _enter(runner: ModelRunner, rows: int, options: Options) -> None:
+    """Lets the rows enter and computes all but the last of their prompts' tokens, in chunks."""
+    size = runner.limits.block_size
+    length = options.context + _WARM_STEPS + options.steps + 8
+    needed = -(-length // size)
+    new = tuple(
+        NewSequence(
+            slot=slot,
+            request_id=str(slot),
+            token_ids=np.full(options.context, 1 + slot, dtype=np.int32),
+            num_prompt_tokens=options.context,
+            num_computed_tokens=0,
+            block_ids=np.arange(needed, dtype=np.int32) + 1 + slot * needed,
+            sampling=RowSampling(temperature=0.0, top_p=1.0),
+        )
+        for slot in range(rows)
+    )
+    slots, budget = np.arange(rows), runner.limits.max_num_batched_tokens
+    step = StepInput(step_id=1, reset=True, new_sequences=new, slots=np.zeros(0, dtype=np.int64),
+                     num_scheduled=np.zeros(0, dtype=np.int64))  # fmt: skip
+    _finish(deque([runner.launch(step)]))
+    for slot in range(rows):
+        left = options.context - 1
+        while left:
+            count = min(left, budget)
+            chunk = StepInput(step_id=1, slots=np.array([slot]), num_scheduled=np.array([count]))
+            _finish(deque([runner.launch(chunk)]))
+            left -= count
+    decode = StepInput(step_id=2, slots=slots, num_scheduled=np.ones(rows, dtype=np.int64))
+    _finish(deque([runner.launch(decode)]))
+
+
+def _finish(pending: "deque[Any]") -> None:
+    launched = pending.popleft()
+    output = launched if isinstance(launched, StepOutput) else launched.result()
+    if output.error or output.row_status is not None:
+        raise RuntimeError(output.error or f"rows of status {output.row_status}")
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.gpu.transformers_models", description=__doc__, allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    parser.add_argument("--shape", choices=SHAPES, required=True)
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 32])
+    parser.add_argument("--context", type=int, default=1024, help="tokens of each row")
+    parser.add_argument("--steps", type=int, default=64)
+    parser.add_argument("--repeat", type=int, default=3, help="measurements per median")
+    parser.add_argument("--layers", type=int, default=0, help="use only so many layers")
+    parser.add_argument("--bandwidth-tb", type=float, default=3.35, help="TB/s of the GPU")
+    add_json(parser)
+    values = vars(parser.parse_args(arguments))
+    told = Results(
+        values.pop("json"), ["python", "-m", "bench.gpu.transformers_models", *arguments]
+    )
+    run(Options(**values | {"rows": tuple(values["rows"])}), told)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

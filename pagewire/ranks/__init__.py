@@ -1,0 +1,1 @@
+"""Tokenizers that are stored as the ranks of their tokens."""
