@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from pagewire.v1 import scheduler_pb2, types_pb2, worker_pb2
 from scheduler_svc.core import (
+    GRAMMAR,
     BlockMoves,
     EnteringSequence,
     Finished,
@@ -97,7 +98,7 @@ def to_request(
         output_token_ids=output,
         resumed_by_client=isinstance(submitted, scheduler_pb2.Submit)
         and submitted.resumed_by_client,
-        has_grammar=bool(sampling.grammar),
+        requirements=(GRAMMAR,) if sampling.grammar else (),
         num_deaths=submitted.num_deaths,
     )
 
@@ -161,6 +162,10 @@ def to_step(
     if plan.appended_slots:
         step.appended_slots = pack(plan.appended_slots)
         step.appended_block_ids = pack(plan.appended_block_ids)
+    for appended in plan.appended_to_groups:
+        step.appended_to_groups.add(
+            group=appended.group, slots=pack(appended.slots), block_ids=pack(appended.block_ids)
+        )
     if plan.moves is not None:
         _add_moves(step, plan.moves)
     if plan.drafts:
@@ -200,6 +205,7 @@ def _to_new_sequence(new: EnteringSequence) -> worker_pb2.NewSequence:
         num_prompt_tokens=len(new.request.prompt_token_ids),
         num_computed_tokens=new.num_computed_tokens,
         block_ids=pack(new.block_ids),
+        group_block_ids=[pack(block_ids) for block_ids in new.group_block_ids],
         sampling=worker_pb2.RowSampling(
             temperature=sampling.temperature,
             top_p=sampling.top_p,
@@ -227,12 +233,15 @@ def _to_new_sequence(new: EnteringSequence) -> worker_pb2.NewSequence:
         ),
         prompt_output_begin=new.prompt_output_begin,
         prompt_only=new.request.is_prompt_only,
-        grammar_preparation=new.preparation_id,
+        grammar_preparation=new.preparations.get(GRAMMAR, 0),
     )
 
 
 def to_preparations(preparations: Preparations) -> worker_pb2.PrepareGrammars:
-    """Grammars to prepare, and those not needed any more, as the worker's message."""
+    """Grammars to prepare, and those not needed any more, as the worker's message.
+
+    No worker prepares another kind, see `core_config`.
+    """
     message = worker_pb2.PrepareGrammars(dropped_ids=preparations.dropped_ids)
     for wanted in preparations.wanted:
         sampling = wanted.request.sampling

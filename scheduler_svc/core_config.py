@@ -2,17 +2,24 @@
 
 from pagewire.v1 import types_pb2, worker_pb2
 from scheduler_svc.config import ServiceConfig
-from scheduler_svc.core import SchedulerConfig
+from scheduler_svc.core import KvGroup, RequirementKind, SchedulerConfig
 from scheduler_svc.worker.served import WrongWorker
+from wire.versions import MINOR_WITH_KV_GROUPS
+
+_KNOWN_KINDS = (
+    worker_pb2.KV_GROUP_KIND_UNSPECIFIED,
+    worker_pb2.KV_GROUP_KIND_KEYS_AND_VALUES,
+)
 
 
 def core_config(config: ServiceConfig, worker: worker_pb2.WorkerDescription) -> SchedulerConfig:
-    """The configuration of a worker group's core."""
+    """The configuration of a worker group's core. Raises WrongWorker for groups it cannot have."""
     max_num_seqs = min(config.max_num_seqs, worker.max_num_seqs)
     budget = min(config.max_num_batched_tokens, worker.max_num_batched_tokens)
     return SchedulerConfig(
         num_blocks=worker.num_blocks,
         block_size=worker.block_size,
+        kv_groups=_kv_groups(worker),
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=budget,
         max_model_len=worker.model.max_model_len,
@@ -29,7 +36,7 @@ def core_config(config: ServiceConfig, worker: worker_pb2.WorkerDescription) -> 
         tenant_weights=config.tenant_weights,
         queue_window=config.queue_window,
         max_overtakes=config.max_overtakes,
-        prepares_grammars=worker.prepares_grammars,
+        prepared_kinds=_prepared_kinds(worker),
         max_waiting_requests=config.max_waiting_requests,
         max_waiting_tokens=config.max_waiting_tokens,
         max_waiting_requests_per_tenant=config.max_waiting_requests_per_tenant,
@@ -41,12 +48,39 @@ def check_successor(before: SchedulerConfig, worker: worker_pb2.WorkerDescriptio
     """Raises WrongWorker unless a core of this configuration can go on with the worker."""
     if worker.block_size != before.block_size or worker.max_num_seqs < before.max_num_seqs:
         raise WrongWorker("its block_size or max_num_seqs differs from the worker before it")
+    if _kv_groups(worker) != before.kv_groups:
+        raise WrongWorker("its kv_groups differ from those of the worker before it")
     if _namespace(worker) != before.hash_namespace:
         raise WrongWorker(f"its kv_dtype, {worker.kv_dtype}, differs from the worker before it")
     if worker.has_states != before.has_states:
         raise WrongWorker("its sequences have states in their slots, or the earlier worker's had")
-    if before.prepares_grammars and not worker.prepares_grammars:
+    if set(before.prepared_kinds) - set(_prepared_kinds(worker)):
         raise WrongWorker("it does not prepare grammars, unlike the worker before it")
+
+
+def _kv_groups(worker: worker_pb2.WorkerDescription) -> tuple[KvGroup, ...]:
+    """The worker's KV groups; none if it has one alone, without a window."""
+    if not worker.kv_groups:
+        return ()
+    if worker.protocol_minor < MINOR_WITH_KV_GROUPS:
+        raise WrongWorker(f"it has kv_groups, and protocol_minor {worker.protocol_minor}")
+    for index, told in enumerate(worker.kv_groups):
+        if told.kind not in _KNOWN_KINDS:
+            raise WrongWorker(f"kv_groups[{index}]: its kind is {told.kind}, which is unknown here")
+    try:
+        groups = tuple(KvGroup(told.block_size, told.window or None) for told in worker.kv_groups)
+    except ValueError as error:
+        raise WrongWorker(str(error)) from error
+    if groups[0].block_size != worker.block_size:
+        raise WrongWorker(
+            f"kv_groups[0]: its block_size is {groups[0].block_size}, the worker's "
+            f"{worker.block_size}"
+        )
+    return () if groups == (KvGroup(worker.block_size),) else groups
+
+
+def _prepared_kinds(worker: worker_pb2.WorkerDescription) -> tuple[RequirementKind, ...]:
+    return (RequirementKind.GRAMMAR,) if worker.prepares_grammars else ()
 
 
 def _namespace(worker: worker_pb2.WorkerDescription) -> str:

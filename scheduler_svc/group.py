@@ -349,7 +349,7 @@ class WorkerGroup:
 
     def _on_prepared(self, core: Scheduler, answer: worker_pb2.GrammarPrepared) -> None:
         core.now_s = time.monotonic()
-        finished = core.grammar_prepared(answer.preparation_id, answer.problem)
+        finished = core.prepared(answer.preparation_id, answer.problem)
         if finished is not None:
             self._clients.tell_ends([finished])
         self.wake()

@@ -24,8 +24,15 @@ def best_first(places: list[Place], request: Request) -> list[Place]:
     if len(places) <= 1:
         return places
     reserved = [p for p in places if p.core.intake.reservations.is_due(request.request_id)]
-    namespace = places[0].core.config.hash_namespace  # all groups have the same, see `Served`
-    ranked = _ranked(places, Sequence(request, 0, (), namespace=namespace))
+    config = places[0].core.config  # what its blocks are is the same in all groups, see `Served`
+    probe = Sequence(
+        request,
+        0,
+        (),
+        namespace=config.hash_namespace,
+        weights_version=config.weights_version,
+    )
+    ranked = _ranked(places, probe)
     return [*reserved, *(place for place in ranked if place not in reserved)]
 
 

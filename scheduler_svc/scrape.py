@@ -50,7 +50,7 @@ _OF_CORES = (
     _OfCore(
         "requests_waiting_for_grammar",
         "Of these, requests whose grammar the worker has not prepared.",
-        lambda c: c.view.num_waiting_for_grammar,
+        lambda c: c.view.num_preparing,
     ),
     _OfCore(
         "requests_suspect",

@@ -5,12 +5,28 @@ changes what is known already; a peer with another one is refused by name. A min
 a peer understands beyond its major one; both sides keep to the smaller number.
 """
 
+from collections.abc import Sequence
+
 STEP_MAJOR = 2  # of the step stream, between scheduler and worker: Hello.protocol_version
 # Hello.protocol_minor, WorkerDescription.protocol_minor. From 2 on frames are sealed, and a row can
 # be refused alone, which an earlier scheduler reads as a row that failed.
-STEP_MINOR = 2
+STEP_MINOR = 3
 MINOR_WITH_DRAIN = 1  # from here on heartbeats say that the worker drains
+MINOR_WITH_KV_GROUPS = 3  # from here on a scheduler has a block table for each of kv_groups
 SESSION_MAJOR = 1  # of the stream between gateway and scheduler: GetStatusResponse.session_version
+
+
+def kv_groups_problem(scheduler_minor: int, windows: Sequence[int]) -> str | None:
+    """Why a worker whose KV groups have these windows cannot take this scheduler's steps.
+
+    None when it can. 0 stands for no window; without groups there is one that has none.
+    """
+    if scheduler_minor >= MINOR_WITH_KV_GROUPS or (len(windows) <= 1 and not any(windows)):
+        return None
+    return (
+        f"protocol_minor {scheduler_minor} knows no kv_groups, of which this worker has "
+        f"{len(windows)}: update the scheduler"
+    )
 
 
 def session_problem(theirs: int) -> str | None:

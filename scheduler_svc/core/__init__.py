@@ -7,9 +7,11 @@ then `planner`, `state`, `slots`, `block_pool`, `prefix_cache`.
 
 from scheduler_svc.core.history.losses import hopeless
 from scheduler_svc.core.kv.block_moves import BlockMoves
-from scheduler_svc.core.queue.grammar_waits import Preparation, Preparations
+from scheduler_svc.core.queue.requirement_waits import Preparation, Preparations
 from scheduler_svc.core.request.config import Policy, Preemption, SchedulerConfig
+from scheduler_svc.core.request.kv_groups import KvGroup
 from scheduler_svc.core.request.request import FinishReason, RefusalKind, Refused, Request
+from scheduler_svc.core.request.requirement import GRAMMAR, Requirement, RequirementKind
 from scheduler_svc.core.request.sequence import Sequence, Status
 from scheduler_svc.core.request.timeline import Phase, Timeline
 from scheduler_svc.core.scheduler import Scheduler
@@ -30,6 +32,7 @@ from scheduler_svc.core.step.plan import (
 )
 
 __all__ = [
+    "GRAMMAR",
     "AdmissionHold",
     "BlockMoves",
     "Cause",
@@ -38,6 +41,7 @@ __all__ = [
     "EnteringSequence",
     "FinishReason",
     "Finished",
+    "KvGroup",
     "OutOfStep",
     "Phase",
     "Policy",
@@ -50,6 +54,8 @@ __all__ = [
     "RefusalKind",
     "Refused",
     "Request",
+    "Requirement",
+    "RequirementKind",
     "Scheduler",
     "SchedulerConfig",
     "Sequence",

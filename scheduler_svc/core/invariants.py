@@ -4,10 +4,12 @@ import itertools
 from collections import Counter
 
 from scheduler_svc.core import Preemption, Scheduler, Sequence, Status
+from scheduler_svc.core.kv.block_table import BlockTable
+from scheduler_svc.core.kv.prefix_cache import PrefixCache
 from scheduler_svc.core.queue.reservations import LEAD_S
-from scheduler_svc.core.request.block_hash import chain
+from scheduler_svc.core.request.block_hash import chain_with
 
-WITHOUT_SLOT = (Status.WAITING, Status.WAITING_FOR_GRAMMAR, Status.PREEMPTED)
+WITHOUT_SLOT = (Status.WAITING, Status.PREPARING, Status.PREEMPTED)
 
 
 def check_invariants(scheduler: Scheduler) -> None:
@@ -21,7 +23,7 @@ def check_invariants(scheduler: Scheduler) -> None:
     _check_reservations(scheduler)
     _check_host(scheduler)
     _check_fork_groups(scheduler)
-    _check_grammars(scheduler)
+    _check_requirements(scheduler)
 
 
 def _check_sequences(scheduler: Scheduler) -> None:
@@ -73,18 +75,23 @@ def _check_blocks(scheduler: Scheduler) -> None:
     pool, table = state.pool, state.table
     hold: Counter[int] = Counter()
     for sequence in state.running.sequences:
-        assert sequence.slot is not None
-        hold.update(table.held_blocks(sequence.slot))
-        num_null = int(table.num_null[sequence.slot])
-        assert not any(table.blocks(sequence.slot)[:num_null])
-        assert not num_null or scheduler.config.sliding_window
+        slot = sequence.slot
+        assert slot is not None
+        hold.update(table.held_blocks(slot))
+        assert table.num_held(slot) == len(table.held_blocks(slot))
+        for blocks in table.tables:
+            num_null = int(blocks.num_null[slot])
+            assert not any(blocks.blocks(slot)[:num_null])
+            assert not num_null or blocks.group.window is not None
+            computed = int(min(table.num_computed[slot], table.num_tokens[slot] - 1))
+            assert num_null <= max(blocks.group.num_null(computed), 0), "a live block was freed"
     fenced = [block_id for entry in state._fenced for block_id in entry.block_ids]
     hold.update(fenced)
     assert state.num_fenced_blocks == len(fenced)
     for block_id in range(1, pool.num_blocks):
         assert pool.ref_count(block_id) == hold[block_id]
     assert hold[0] == 0, "the null block is in a table"
-    assert pool.ref_count(0) == 0 and pool.cache.hash_of(0) is None, "the null block is in use"
+    assert pool.ref_count(0) == 0 and pool.hash_of(0) is None, "the null block is in use"
     in_use = len(hold) / pool.num_usable
     assert abs(pool.usage - in_use) < 1e-9
     free = list(pool.free_queue())
@@ -94,7 +101,7 @@ def _check_blocks(scheduler: Scheduler) -> None:
 
 def _check_progress(scheduler: Scheduler) -> None:
     state = scheduler.internal_state
-    table, block_size = state.table, scheduler.config.block_size
+    table = state.table
     awaited = Counter(slot for plan in scheduler._in_flight for slot in plan.sampled_slots.tolist())
     drafting = Counter[int]()
     for plan in scheduler._in_flight:
@@ -105,14 +112,16 @@ def _check_progress(scheduler: Scheduler) -> None:
     for sequence in state.running.sequences:
         slot = sequence.slot
         known, planned = int(table.num_tokens[slot]), int(table.num_planned[slot])
-        computed, num_blocks = int(table.num_computed[slot]), int(table.num_blocks[slot])
+        computed = int(table.num_computed[slot])
         assert planned - known == awaited[slot], "planned tokens and steps in flight disagree"
         assert sequence.num_prompt <= known < sequence.max_len
         assert planned <= sequence.max_len, "planned beyond the length limit"
         is_done = planned == sequence.max_len or sequence.request.is_prompt_only
         assert computed < planned or is_done or computed == planned - 1
-        assert int(table.capacity[slot]) == num_blocks * block_size >= computed
-        assert num_blocks <= -(-(sequence.max_len - 1) // block_size), "more blocks than ever used"
+        for blocks in table.tables:
+            num_blocks, size = int(blocks.num_blocks[slot]), blocks.block_size
+            assert int(blocks.capacity[slot]) == num_blocks * size >= computed
+            assert num_blocks <= -(-(sequence.max_len - 1) // size), "more blocks than ever used"
         request = sequence.request
         asks = sequence.num_prompt_outputs_planned < request.prompt_output_end
         assert (slot in table.prompt_output_slots) == (asks or request.is_prompt_only)
@@ -125,49 +134,61 @@ def _check_progress(scheduler: Scheduler) -> None:
 
 
 def _check_sharing(scheduler: Scheduler) -> None:
-    """A block in two tables is at the same index of both, full, with the same tokens before it."""
+    """A block in two tables is of one group, at one index, full, with equal content before it."""
     state = scheduler.internal_state
-    owner: dict[int, tuple[Sequence, list[int]]] = {}
+    owner: dict[int, tuple[Sequence, list[object]]] = {}
     for sequence in state.running.sequences:
-        assert sequence.slot is not None
-        size = scheduler.config.block_size
-        token_ids = [sequence.request.cache_salt, *state.table.tokens(sequence.slot).tolist()]
-        for index, block_id in enumerate(state.table.blocks(sequence.slot)):
-            if not block_id:
-                continue
-            content = token_ids[: 1 + (index + 1) * size]
-            if block_id in owner:
-                other, same = owner[block_id]
-                assert content == same, f"{sequence.request} and {other.request} share {block_id}"
-                assert len(content) == 1 + (index + 1) * size
-            owner[block_id] = (sequence, content)
+        slot, request = sequence.slot, sequence.request
+        assert slot is not None
+        tokens = state.table.tokens(slot).tolist()
+        for group, table in enumerate(state.table.tables):
+            for index, block_id in enumerate(table.blocks(slot)):
+                if not block_id:
+                    continue
+                end = (index + 1) * table.block_size
+                pictures = [extra for extra in request.extras if extra.begin < end]
+                root = request.cache_salt, request.adapter_id
+                content = [group, root, pictures, tokens[:end]]
+                if block_id in owner:
+                    other, same = owner[block_id]
+                    assert content == same, f"{request} and {other.request} share {block_id}"
+                    assert len(tokens) >= end, "a block is shared before it is full"
+                owner[block_id] = (sequence, content)
 
 
 def _check_cache(scheduler: Scheduler) -> None:
-    state = scheduler.internal_state
-    pool, table, size = state.pool, state.table, scheduler.config.block_size
-    hashed = [b for b in range(1, pool.num_blocks) if pool.cache.hash_of(b) is not None]
+    pool = scheduler.internal_state.pool
     flagged = [block_id for block_id, flag in enumerate(pool.cache.is_cached) if flag]
-    assert flagged == hashed, "the map of cached blocks is of another cache"
-    entries = [*pool.cache._block_of.values(), *itertools.chain(*pool.cache._duplicates.values())]
-    assert sorted(entries) == hashed and len(pool.cache) == len(hashed), "a stale or lost entry"
-    assert all(pool.cache._duplicates.values()), "an empty list is kept"
-    for sequence in state.running.sequences:
+    cached = list[int]()
+    for table, cache in zip(scheduler.internal_state.table.tables, pool.caches, strict=True):
+        hashed = [b for b in range(1, pool.num_blocks) if cache.hash_of(b) is not None]
+        entries = [*cache._block_of.values(), *itertools.chain(*cache._duplicates.values())]
+        assert sorted(entries) == hashed and len(cache) == len(hashed), "a stale or lost entry"
+        assert all(cache._duplicates.values()), "an empty list is kept"
+        assert cache.is_cached is pool.cache.is_cached
+        assert not hashed or scheduler.config.enable_prefix_caching
+        cached += hashed
+        if scheduler.config.enable_prefix_caching:
+            _check_sealed(scheduler, table, cache)
+    assert sorted(cached) == flagged, "a block is cached for two groups, or the map is wrong"
+
+
+def _check_sealed(scheduler: Scheduler, blocks: BlockTable, cache: PrefixCache) -> None:
+    table, size = scheduler.internal_state.table, blocks.block_size
+    for sequence in scheduler.internal_state.running.sequences:
         slot = sequence.slot
         assert slot is not None
-        sealed = int(table.num_sealed[slot])
-        if not scheduler.config.enable_prefix_caching:
-            assert not hashed
-            continue
+        sealed = int(blocks.num_sealed[slot])
         if sequence.is_private:
-            assert sealed > table.block_table.shape[1], "an opted-out sequence will be found"
+            assert sealed > blocks.block_table.shape[1], "an opted-out sequence will be found"
             continue
         covered = min(int(table.num_tokens[slot]), int(table.num_computed[slot]))
         # A block that a decode fills is sealed when that decode's token arrives.
         assert (covered - 1) // size <= sealed <= covered // size, "full is findable"
-        assert int(table.num_null[slot]) <= sealed, "a block was given back before it was sealed"
-        expected = chain(table.tokens(slot)[: sealed * size], size, sequence.root or None)
-        found = [pool.cache.hash_of(b) for b in table.blocks(slot)[:sealed]]
+        assert int(blocks.num_null[slot]) <= sealed, "a block was given back before it was sealed"
+        tokens, extras = table.tokens(slot)[: sealed * size], sequence.request.extras
+        expected = chain_with(extras, 0, tokens, size, sequence.root or None)
+        found = [cache.hash_of(b) for b in blocks.blocks(slot)[:sealed]]
         assert all(h in (e, None) for h, e in zip(found, expected, strict=True))
 
 
@@ -184,15 +205,16 @@ def _check_reservations(scheduler: Scheduler) -> None:
 def _check_host(scheduler: Scheduler) -> None:
     """Every host block is either free or held by one waiting sequence."""
     state = scheduler.internal_state
-    host, block_size = state.host, scheduler.config.block_size
+    host = state.host
     hold = [block_id for s in host.sequences for block_id in host._held[s].host_blocks]
     assert sorted([*hold, *host._free, *host._freed]) == list(range(host.num_blocks))
     assert host.num_free == host.num_blocks - len(hold)
     for sequence in host.sequences:
         swapped = host.find(sequence)
         assert swapped is not None and sequence.has_run and sequence.slot is None
-        num_blocks = swapped.num_null + len(swapped.host_blocks)
-        assert num_blocks == -(-swapped.num_computed // block_size)
+        for group, stored in zip(scheduler.config.groups, swapped.tables, strict=True):
+            num_blocks = stored.num_null + len(stored.host_blocks)
+            assert num_blocks == -(-swapped.num_computed // group.block_size)
     assert hold == [] or scheduler.config.preemption is Preemption.SWAP
 
 
@@ -210,21 +232,25 @@ def _check_fork_groups(scheduler: Scheduler) -> None:
         assert len(prompts) <= 1, "siblings of different prompts"
 
 
-def _check_grammars(scheduler: Scheduler) -> None:
-    """Who waits for a grammar is in no order; what is ready belongs to one in the queue."""
-    state, grammars = scheduler.internal_state, scheduler.internal_state.grammars
-    held, queued = list(grammars), list(state.waiting.order)
-    assert len(held) == len(grammars) == len(set(map(id, held)))
+def _check_requirements(scheduler: Scheduler) -> None:
+    """A sequence that prepares is in no order; what is ready belongs to one that waits."""
+    state, waits = scheduler.internal_state, scheduler.internal_state.requirements
+    held, queued = list(waits), list(state.waiting.order)
+    assert len(held) == len(waits) == len(set(map(id, held)))
     assert not {id(s) for s in held} & {id(s) for s in queued}, "it waits twice"
+    asked: dict[int, Sequence] = {}
     for sequence in scheduler.live():
-        is_held = sequence.status is Status.WAITING_FOR_GRAMMAR
+        is_held = sequence.status is Status.PREPARING
         assert is_held == (sequence in held)
-        assert not is_held or (scheduler.config.prepares_grammars and sequence.request.has_grammar)
-        known = grammars._asked if is_held else grammars._ready
-        number = sequence.preparation_id
-        assert not number or known[number] is sequence, "a preparation of another sequence"
-        assert not number or sequence.slot is None, "a preparation is used up by the entry"
-    assert len(grammars._asked) + grammars.num_ready <= 2 * scheduler.config.max_num_seqs
-    assert all(s.preparation_id == i for i, s in (grammars._asked | grammars._ready).items())
-    assert not grammars._asked.keys() & grammars._dropped
-    assert not scheduler.internal_state.is_worker_away or not grammars.num_ready
+        assert not is_held or waits.awaited(sequence.request), "it waits for nothing"
+        numbers = sequence.preparations.values()
+        asked.update(dict.fromkeys(numbers, sequence))
+        assert not numbers or sequence.slot is None, "a preparation is used up by the entry"
+        assert not numbers or (*sequence.preparations,) == waits.awaited(sequence.request)
+        num_unanswered = sum(number in waits._unanswered for number in numbers)
+        assert waits._asked.get(sequence, 0) == num_unanswered, "a wrong number of answers"
+        assert (sequence in waits._queued) == (bool(numbers) and not num_unanswered)
+    assert waits._unanswered | waits._ready == asked, "a preparation of another sequence"
+    assert len(waits._asked) + waits.num_ready <= 2 * scheduler.config.max_num_seqs
+    assert not asked.keys() & set(waits._dropped)
+    assert not state.is_worker_away or not waits._ready

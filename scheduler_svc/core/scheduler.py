@@ -21,8 +21,8 @@ from scheduler_svc.core.history.output_lengths import OutputLengths
 from scheduler_svc.core.history.recent import Recent
 from scheduler_svc.core.history.rescue import Unfinished, rescue
 from scheduler_svc.core.queue.deadlines import Deadlines, expiry_of
-from scheduler_svc.core.queue.grammar_waits import Preparations
 from scheduler_svc.core.queue.intake import Intake
+from scheduler_svc.core.queue.requirement_waits import Preparations
 from scheduler_svc.core.request.config import SchedulerConfig
 from scheduler_svc.core.request.fault import blaming
 from scheduler_svc.core.request.request import FinishReason, Request
@@ -169,19 +169,22 @@ class Scheduler:
     def take_preparations(self) -> Preparations | None:
         """Returns what the worker should prepare, or need not any more; None: nothing new.
 
-        The worker answers for each with `grammar_prepared`.
+        The worker answers for each with `prepared`.
         """
-        return self.internal_state.grammars.take()
+        return self.internal_state.requirements.take()
 
-    def grammar_prepared(self, preparation_id: int, problem: str = "") -> Finished | None:
-        """Queues the request whose grammar is ready, or ends it if there is a problem.
+    def prepared(self, preparation_id: int, problem: str = "") -> Finished | None:
+        """Queues the request whose requirements are ready, or ends it if one has a problem.
 
         An answer for a request that has ended has no effect. Returns the end, if it is one.
         """
         state = self.internal_state
-        if problem and (sequence := state.grammars.failed(preparation_id)) is not None:
-            return self._end_from_outside(sequence, FinishReason.DEAD_END, f"grammar: {problem}")
-        if (sequence := state.waiting.grammar_is_ready(preparation_id)) is not None:
+        if problem:
+            if (failure := state.requirements.failed(preparation_id)) is None:
+                return None
+            why = f"{failure.requirement.kind.value}: {problem}"
+            return self._end_from_outside(failure.sequence, FinishReason.DEAD_END, why)
+        if (sequence := state.waiting.is_prepared(preparation_id)) is not None:
             sequence.timeline.enter(sequence.waiting_phase, self.now_s)
         return None
 

@@ -58,7 +58,7 @@ class View:
     @property
     def num_cached_blocks(self) -> int:
         """Blocks whose content a prefix can hit."""
-        return len(self._state.pool.cache)
+        return self._state.pool.num_cached
 
     @property
     def block_usage(self) -> float:
@@ -67,12 +67,12 @@ class View:
 
     @property
     def block_size(self) -> int:
-        """Tokens per block."""
-        return self._state.pool.block_size
+        """Tokens per block, of group 0."""
+        return self._table.block_size
 
     @property
     def max_blocks_per_seq(self) -> int:
-        """Entries of a slot's block table."""
+        """Entries of a slot's block table of group 0, as in all columns and tables here."""
         return self._state.table.block_table.shape[1]
 
     @property
@@ -96,9 +96,9 @@ class View:
         return self._state.waiting.num_tokens
 
     @property
-    def num_waiting_for_grammar(self) -> int:
-        """Sequences that wait until the worker has prepared their grammar."""
-        return len(self._state.grammars)
+    def num_preparing(self) -> int:
+        """Sequences that wait until the worker has prepared what they require."""
+        return len(self._state.requirements)
 
     @property
     def num_suspects(self) -> int:
@@ -239,10 +239,10 @@ class View:
         in_use = (block_id for block_id in range(1, pool.num_blocks) if pool.ref_count(block_id))
         for block_id in in_use:
             held_by = holders.get(block_id, [])
-            block_hash = pool.cache.hash_of(block_id)
+            block_hash = pool.hash_of(block_id)
             yield BlockUse(block_id, pool.ref_count(block_id), block_hash, held_by)
         for block_id in pool.free_queue():
-            if (block_hash := pool.cache.hash_of(block_id)) is not None:
+            if (block_hash := pool.hash_of(block_id)) is not None:
                 yield BlockUse(block_id, 0, block_hash, [])
 
     def free_blocks(self) -> Iterable[int]:

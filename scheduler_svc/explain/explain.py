@@ -14,13 +14,13 @@ from pagewire.v1 import debug_pb2
 from scheduler_svc.core import AdmissionHold, Cause, Phase, Scheduler, Timeline
 from scheduler_svc.explain.trace import StepRecord, Trace
 
-_WAITING = (Phase.QUEUE, Phase.GRAMMAR, Phase.PREEMPTED)
+_WAITING = (Phase.QUEUE, Phase.PREPARING, Phase.PREEMPTED)
 _ROUNDING_S = 1e-6
 _FOR_A_STEP = "for the steps in flight, after which the next is planned"
 _FORGOTTEN = "in steps that are no longer recorded"
 _REASONS = {
     Cause.BUDGET: "for room in a step (max_num_batched_tokens)",
-    Cause.GRAMMAR: "for its grammar, which the worker prepares",
+    Cause.PREPARATION: "for what the worker prepares for it, such as a grammar",
     Cause.TOKEN: "for a token in flight to the first request in the queue",
     Cause.DRAIN: "for another worker group: this one is drained",
     Cause.PREEMPTION: "after a request that was preempted for lack of KV blocks",
@@ -106,7 +106,7 @@ def to_time_spent(spent_s: dict[Phase, float]) -> debug_pb2.TimeSpent:
         decode_s=spent_s[Phase.DECODE],
         preempted_s=spent_s[Phase.PREEMPTED],
         worker_away_s=spent_s[Phase.WORKER_AWAY],
-        grammar_s=spent_s[Phase.GRAMMAR],
+        grammar_s=spent_s[Phase.PREPARING],
     )
 
 

@@ -17,7 +17,7 @@ _WAITS = {
     Cause.BUDGET: "the step's token budget (max_num_batched_tokens) was used up",
     Cause.FORK_GROUP: "the first in the queue awaited its prompt from its fork group",
     Cause.TOKEN: "the first in the queue awaited a token in flight",
-    Cause.GRAMMAR: "the worker prepared the grammars of all that waited",
+    Cause.PREPARATION: "the worker prepared what all that waited require, such as grammars",
     Cause.DRAIN: "the worker group was drained and took nothing new",
     Cause.PREEMPTION: "a running request was preempted, and must not be overtaken",
 }
@@ -103,8 +103,9 @@ def waits_for(core: Scheduler, sequence: Sequence, not_ready: str) -> str:
     """The condition for a waiting request to run; `not_ready` is why no worker serves, if so."""
     if not_ready:
         return f"no worker is ready ({not_ready})"
-    if sequence.status is Status.WAITING_FOR_GRAMMAR:
-        return "until the worker has prepared its grammar"
+    if sequence.status is Status.PREPARING:
+        kinds = dict.fromkeys(one.kind.value for one in sequence.request.requirements)
+        return f"until the worker has prepared its {' and '.join(kinds)}"
     num_ahead = 0
     for other in core.view.waiting:
         if other is sequence:

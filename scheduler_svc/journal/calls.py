@@ -26,6 +26,7 @@ from scheduler_svc.core.history.migration import Migration
 from scheduler_svc.core.queue.deadlines import Deadlines
 from scheduler_svc.core.step.plan import NO_DRAFTS
 from scheduler_svc.core.step.state import SchedulerState
+from scheduler_svc.journal.older import CALLS
 
 # Calls that change the core. `now_s` is the property being set; those of `_MOVES` are methods of
 # `migration`.
@@ -40,12 +41,12 @@ EVENTS = frozenset(
         "cut",
         "expire",
         "fail",
-        "grammar_prepared",
         "give_up",
         "grant",
         "judge_loss",
         "migrate_out",
         "now_s",
+        "prepared",
         "reserve",
         "release",
         "reset_prefix_cache",
@@ -106,6 +107,7 @@ class UnknownCall(ValueError):
 
 def perform(core: Scheduler, call: str, arguments: tuple[Any, ...]) -> Any:
     """Performs an event's call on a core and returns its answer."""
+    call = CALLS.get(call, call)
     if call == "now_s":
         (core.now_s,) = arguments
         return None
@@ -212,8 +214,8 @@ class TappedScheduler(Scheduler):
     def take_preparations(self) -> Preparations | None:
         return self._tell("take_preparations", super().take_preparations)
 
-    def grammar_prepared(self, preparation_id: int, problem: str = "") -> Finished | None:
-        return self._tell("grammar_prepared", super().grammar_prepared, preparation_id, problem)
+    def prepared(self, preparation_id: int, problem: str = "") -> Finished | None:
+        return self._tell("prepared", super().prepared, preparation_id, problem)
 
     def worker_lost(
         self,

@@ -21,12 +21,14 @@ from scheduler_svc.core import (
     EnteringSequence,
     FinishReason,
     Request,
+    Requirement,
     SchedulerConfig,
     Sequence,
     StepOutputs,
     StepPlan,
     StepResult,
 )
+from scheduler_svc.core.request.request import Extra
 from scheduler_svc.core.step.plan import WorkerDraft
 from scheduler_svc.sampling import Sampling
 
@@ -59,7 +61,7 @@ class Mask:
         return replace(config, eos_token_ids=())
 
     def request(self, request: Request) -> Request:
-        """The request with replaced prompt and salt, and without token lists."""
+        """The request with replaced prompt, salt and pictures, and without token lists."""
         salt, output = request.cache_salt.encode(), request.output_token_ids
         if output is not None:  # a replacement depends on all tokens before it
             num_prompt = len(request.prompt_token_ids)
@@ -71,7 +73,19 @@ class Mask:
             prompt_token_ids=self.tokens(request.prompt_token_ids),
             output_token_ids=output,
             cache_salt=salt.decode(),
+            extras=tuple(self._extra(extra) for extra in request.extras),
+            requirements=tuple(self._requirement(one) for one in request.requirements),
         )
+
+    def _extra(self, extra: Extra) -> Extra:
+        """The picture with a content id that tells equal ones apart from others, and no more."""
+        hidden = blake2b(extra.to_bytes(), key=self._key, digest_size=16).digest()
+        return replace(extra, content_id=int.from_bytes(hidden, "little"))
+
+    def _requirement(self, one: Requirement) -> Requirement:
+        """The requirement under a key that tells equal ones apart from others, and no more."""
+        hidden = blake2b(one.key.encode(), key=self._key, digest_size=8).hexdigest()
+        return replace(one, key=hidden) if one.key else one
 
     def sequence(self, sequence: Sequence) -> Sequence:
         """Replaces the tokens of a migrated sequence; changes the copy given."""

@@ -19,6 +19,7 @@ import numpy as np
 
 from pagewire.v1.journal_pb2 import JournalValues
 from scheduler_svc import core
+from scheduler_svc.journal.older import ENUM_VALUES, take_older
 from scheduler_svc.sampling import Sampling
 
 Json = Any
@@ -166,7 +167,8 @@ class _Reader:
         if not isinstance(written, dict):
             return written
         if "enum" in written:
-            return _class_of(written["enum"], Enum)(written["value"])
+            name, value = written["enum"], written["value"]
+            return _class_of(name, Enum)(ENUM_VALUES.get((name, value), value))
         number = written["node"]
         if number not in self._made:
             kind, *rest = self._nodes[number]
@@ -177,10 +179,14 @@ class _Reader:
     def _read_object(self, number: int, _: str, name: str, state: dict[str, Json]) -> object:
         kind = _class_of(name, object)
         value = self._made[number] = object.__new__(kind)
+        state = dict(state)
+        stands_for = take_older(name, state)
         if is_dataclass(kind):
             state = _completed(kind, state, value)
         for attribute, written in state.items():
             object.__setattr__(value, attribute, self.read(written))
+        for attribute, now in stands_for.items():
+            object.__setattr__(value, attribute, now)
         return value
 
     def _read_collection(self, number: int, name: str, content: Json, *more: Json) -> object:

@@ -19,6 +19,7 @@ from scheduler_svc.journal.events import arguments_of
 from scheduler_svc.journal.recording import NotReplayable, Recording
 from scheduler_svc.journal.replay import Divergence, ReplayReport, is_answer_to
 from scheduler_svc.worker.link import LinkLost, WorkerClient, WorkerLink
+from scheduler_svc.worker.served import groups_in_words
 from wire.columns import unpack
 
 _HEARTBEAT_TIMEOUT_S = 10.0
@@ -213,6 +214,7 @@ class _WorkerReplay:
             ("quantization", quantization, worker.model.quantization),
             ("kv_dtype", recorded.kv_dtype, worker.kv_dtype),
             ("block_size", recorded.block_size, worker.block_size),
+            ("kv_groups", groups_in_words(recorded), groups_in_words(worker)),
         ):
             if ours != theirs:
                 raise NotReplayable(f"the worker's {what} is {theirs}, recorded was {ours}")

@@ -21,7 +21,7 @@ from wire.columns import UINT8, UINT32, pack
 MAX_BARS = 32
 PHASES = {
     Phase.QUEUE: live_pb2.LIVE_PHASE_QUEUE,
-    Phase.GRAMMAR: live_pb2.LIVE_PHASE_GRAMMAR,
+    Phase.PREPARING: live_pb2.LIVE_PHASE_GRAMMAR,
     Phase.PREFILL: live_pb2.LIVE_PHASE_PREFILL,
     Phase.DECODE: live_pb2.LIVE_PHASE_DECODE,
     Phase.PREEMPTED: live_pb2.LIVE_PHASE_PREEMPTED,

@@ -13,7 +13,7 @@ from wire.tracing.context import TraceContext
 if TYPE_CHECKING:
     from wire.tracing.spans import RequestSpan, Tracer
 
-_NAMES = {Phase.WORKER_AWAY: "recovery", Phase.PREEMPTED: "preempted", Phase.GRAMMAR: "grammar"}
+_NAMES = {Phase.WORKER_AWAY: "recovery", Phase.PREEMPTED: "preempted", Phase.PREPARING: "grammar"}
 _EVENTS = {  # of the moment at which a request comes into a phase
     Phase.WORKER_AWAY: ("recovery", {"pagewire.lost": "worker"}),
     Phase.PREEMPTED: ("preemption", {}),

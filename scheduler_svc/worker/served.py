@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pagewire.v1 import types_pb2, worker_pb2
 
 _SHOWN_HEX = 12
+_ALIKE = ("tokenizer_sha256", "dtype", "quantization", "kv_dtype", "block_size", "kv_groups")
 _KEPT_EPOCHS = 4096  # of the workers attached last
 
 
@@ -27,10 +28,11 @@ class _Claim:
     quantization: str
     kv_dtype: str
     block_size: int
+    kv_groups: str  # in words
 
     def check_like(self, other: "_Claim") -> None:
         """Raises WrongWorker, naming the first thing that differs where both say what it is."""
-        for name in ("tokenizer_sha256", "dtype", "quantization", "kv_dtype", "block_size"):
+        for name in _ALIKE:
             mine, theirs = getattr(self, name), getattr(other, name)
             if mine and theirs and mine != theirs:
                 raise WrongWorker(
@@ -72,6 +74,7 @@ class Served:
             model.quantization,
             worker.kv_dtype,
             worker.block_size,
+            groups_in_words(worker),
         )
         holder = self._claims.get(worker.incarnation)
         if holder is not None:
@@ -95,6 +98,15 @@ class Served:
         self._epochs[incarnation] = epoch
         while len(self._epochs) > _KEPT_EPOCHS:
             del self._epochs[next(iter(self._epochs))]
+
+
+def groups_in_words(worker: worker_pb2.WorkerDescription) -> str:
+    """The worker's KV groups as text, whether it tells one group or leaves it out."""
+    sizes = [(group.block_size, group.window) for group in worker.kv_groups]
+    return ", ".join(
+        f"{size} tokens" + (f" in a window of {window}" if window else "")
+        for size, window in sizes or [(worker.block_size, 0)]
+    )
 
 
 def _short(value: object) -> str:

@@ -41,8 +41,8 @@ class StateCheck:
     def __init__(self, core: Scheduler, interval: int) -> None:
         """Checks every `interval` steps; 0 means never."""
         self._core = core
-        # The worker is not informed of blocks freed by a sliding window.
-        self._interval = 0 if core.config.sliding_window else interval
+        # The hash is over group 0; the worker is not told of blocks freed by a window.
+        self._interval = interval if core.config.groups[0].window is None else 0
         self._last_asked = core.last_step_id
         self._pending: dict[int, _Noted] = {}
         self.num_compared = 0

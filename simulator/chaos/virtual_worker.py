@@ -15,7 +15,7 @@ import grpc
 from pagewire.v1 import types_pb2, worker_pb2
 from scheduler_svc.core.estimate.step_time import StepTime
 from simulator.chaos.virtual_network import Weather, WorkerEnd
-from simulator.workers.fake_worker import FakeModel
+from simulator.workers.fake_worker import FakeModel, slots_of
 from simulator.workers.slots import MAX_GRANTED_STEPS, FakeSlots, InconsistentStep
 from simulator.workers.stream import steps_of
 from wire.columns import BadColumn, pack
@@ -170,14 +170,7 @@ class VirtualWorker:
         self._epoch = hello.epoch
         if self._attached is not None:
             self._attached.end.end(grpc.StatusCode.ABORTED, f"epoch {hello.epoch} took over")
-        model = self.model
-        slots = FakeSlots(
-            model.max_num_seqs,
-            model.vocab_size,
-            model.block_size,
-            model.max_model_len,
-            model.num_host_blocks,
-        )
+        slots = slots_of(self.model)
         attached = self._attached = _Attachment(
             end, hello, slots, next_step_id=hello.first_step_id, last_begun=hello.first_step_id - 1
         )

@@ -15,12 +15,14 @@ import grpc
 import numpy as np
 
 from pagewire.v1 import types_pb2, worker_pb2, worker_pb2_grpc
+from scheduler_svc.core import KvGroup
 from scheduler_svc.core.estimate.step_time import StepTime
 from simulator.workers.slots import MAX_GRANTED_STEPS, FakeSlots, InconsistentStep, Outcome
 from simulator.workers.stream import FrameRefused, WorkerStream, steps_of
 from wire.columns import BadColumn, pack
 from wire.server import SERVER_OPTIONS, bind
 from wire.state_hash import StateHashes
+from wire.versions import STEP_MINOR, kv_groups_problem
 
 Context = grpc.aio.ServicerContext[Any, Any]
 INSTANT = StepTime()
@@ -41,6 +43,8 @@ class FakeModel:
     quantization: str = "none"
     num_host_blocks: int = 0
     kv_dtype: str = "float32"
+    kv_groups: tuple[KvGroup, ...] = ()  # group 0 first; empty: it alone, without a window
+    protocol_minor: int = STEP_MINOR
 
 
 def describe(model: FakeModel, incarnation: int) -> worker_pb2.WorkerDescription:
@@ -70,6 +74,26 @@ def describe(model: FakeModel, incarnation: int) -> worker_pb2.WorkerDescription
         max_granted_steps=MAX_GRANTED_STEPS,
         has_state_hashes=True,
         num_host_blocks=model.num_host_blocks,
+        kv_groups=[
+            worker_pb2.KvGroup(
+                block_size=group.block_size,
+                window=group.window or 0,
+                kind=worker_pb2.KV_GROUP_KIND_KEYS_AND_VALUES,
+            )
+            for group in model.kv_groups
+        ],
+        protocol_minor=model.protocol_minor,
+    )
+
+
+def slots_of(model: FakeModel) -> FakeSlots:
+    """The empty slots of a fake worker."""
+    return FakeSlots(
+        model.max_num_seqs,
+        model.vocab_size,
+        model.kv_groups or (KvGroup(model.block_size),),
+        model.max_model_len,
+        model.num_host_blocks,
     )
 
 
@@ -105,18 +129,8 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
         self.tells_holder = True  # False: of a version before standbys
         self.heard_s: float | None = None  # when its scheduler said that it lives
         self._stream: WorkerStream | None = None
-        self._slots = self._fresh_slots()
+        self._slots = slots_of(self.model)
         self._free_at_s = 0.0
-
-    def _fresh_slots(self) -> FakeSlots:
-        model = self.model
-        return FakeSlots(
-            model.max_num_seqs,
-            model.vocab_size,
-            model.block_size,
-            model.max_model_len,
-            model.num_host_blocks,
-        )
 
     def description(self) -> worker_pb2.WorkerDescription:
         """The description sent in the handshake."""
@@ -162,11 +176,14 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
                 grpc.StatusCode.FAILED_PRECONDITION,
                 f"epoch {hello.epoch} is not above {self.epoch}",
             )
+        windows = [group.window or 0 for group in self.model.kv_groups]
+        if problem := kv_groups_problem(hello.protocol_minor, windows):
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, problem)
         if self.is_draining:
             await context.abort(grpc.StatusCode.UNAVAILABLE, "the worker is shutting down")
         self.epoch, self.heard_s = hello.epoch, None
         self.last_step_id = hello.first_step_id - 1
-        self._slots = self._fresh_slots()
+        self._slots = slots_of(self.model)
         yield worker_pb2.AttachResponse(description=self.description())
         self._stream = stream = WorkerStream(hello)
         tasks = [

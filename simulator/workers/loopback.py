@@ -21,8 +21,8 @@ import grpc
 
 from pagewire.v1 import worker_pb2
 from scheduler_svc.core.estimate.step_time import StepTime
-from simulator.workers.fake_worker import FakeModel, describe, to_output
-from simulator.workers.slots import FakeSlots, InconsistentStep
+from simulator.workers.fake_worker import FakeModel, describe, slots_of, to_output
+from simulator.workers.slots import InconsistentStep
 from simulator.workers.stream import FrameRefused, StepProgress, steps_of
 from wire.columns import BadColumn
 from wire.server import SERVER_OPTIONS, bind
@@ -51,9 +51,7 @@ class Device:
     def __init__(
         self, model: FakeModel, step_time: StepTime, record: Callable[[DeviceStep], None]
     ) -> None:
-        self._slots = FakeSlots(
-            model.max_num_seqs, model.vocab_size, model.block_size, model.max_model_len
-        )
+        self._slots = slots_of(model)
         self._step_time = step_time
         self._record = record
 

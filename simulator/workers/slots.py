@@ -6,6 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagewire.v1.worker_pb2 import NewSequence, SchedulerOutput
+from scheduler_svc.core import KvGroup
+from simulator.workers.group_tables import GroupTables
 from simulator.workers.host_blocks import HostBlocks
 from simulator.workers.host_blocks import InconsistentStep as InconsistentStep
 from simulator.workers.prompt_outputs import PromptOutputRequest, logprob_of
@@ -46,16 +48,15 @@ class FakeSlots:
         self,
         max_num_seqs: int,
         vocab_size: int,
-        block_size: int,
+        groups: tuple[KvGroup, ...],
         max_model_len: int,
         num_host_blocks: int = 0,
     ) -> None:
         self._vocab_size = vocab_size
-        self._block_size = block_size
+        self._tables = [GroupTables(group, max_num_seqs, max_model_len) for group in groups]
         self._live = np.zeros(max_num_seqs, dtype=np.bool_)
         self._num_tokens = np.zeros(max_num_seqs, dtype=np.int64)
         self._num_computed = np.zeros(max_num_seqs, dtype=np.int64)
-        self._num_blocks = np.zeros(max_num_seqs, dtype=np.int64)
         self._seed = np.zeros(max_num_seqs, dtype=np.uint64)
         self._num_top = np.full(max_num_seqs, NO_LOGPROBS)
         self._named: dict[int, list[int]] = {}  # by slot: tokens to report for the likeliest
@@ -64,10 +65,8 @@ class FakeSlots:
         self._host_blocks = HostBlocks(num_host_blocks)
         self._rows: NDArray[np.integer] | None = None  # of the last step, if it was computed
         # Unused rows take address space, not memory.
-        max_blocks = -(-max_model_len // block_size)
-        self._tables = np.zeros((max_num_seqs, max_blocks), dtype=np.int32)
         self._token_ids = np.zeros((max_num_seqs, max_model_len + 1), dtype=np.int32)
-        self._weights = block_weights(max_blocks)
+        self._weights = block_weights(self._tables[0].block_ids.shape[1])
 
     @property
     def num_live(self) -> int:
@@ -99,8 +98,9 @@ class FakeSlots:
         slots = np.flatnonzero(self._live)
         num_computed = self._num_computed[slots]
         tokens = self._token_ids[slots, np.maximum(num_computed - 1, 0)]
-        width = int(self._num_blocks[slots].max(initial=0))
-        sums = table_sums(self._tables[slots, :width], self._weights)
+        first = self._tables[0]
+        width = int(first.num_blocks[slots].max(initial=0))
+        sums = table_sums(first.block_ids[slots, :width], self._weights)
         return StateHashes(slots, slot_hashes(slots, sums, num_computed, tokens))
 
     def _change(self, step: SchedulerOutput) -> None:
@@ -118,11 +118,12 @@ class FakeSlots:
         self._live[freed] = False
         for new in step.new_sequences:
             self._enter(new)
-        appended = unpack(step.appended_slots, name="appended_slots").tolist()
-        block_ids = unpack(step.appended_block_ids, name="appended_block_ids").tolist()
-        for slot, block_id in zip(appended, block_ids, strict=True):
-            self._tables[slot, self._num_blocks[slot]] = block_id
-            self._num_blocks[slot] += 1
+        self._tables[0].append(step.appended_slots, step.appended_block_ids)
+        groups = [appended.group for appended in step.appended_to_groups]
+        if groups != sorted(set(groups) & set(range(1, len(self._tables)))):
+            raise InconsistentStep(f"appended_to_groups: {groups} of {len(self._tables)} groups")
+        for appended in step.appended_to_groups:
+            self._tables[appended.group].append(appended.slots, appended.block_ids)
         self._host_blocks.apply(step)
 
     def _enter(self, new: NewSequence) -> None:
@@ -130,14 +131,16 @@ class FakeSlots:
         if self._live[slot]:
             raise InconsistentStep(f"new_sequences: slot {slot} is taken")
         token_ids = unpack(new.token_ids, name="token_ids")
-        block_ids = unpack(new.block_ids, name="block_ids")
+        if len(new.group_block_ids) != len(self._tables) - 1:
+            raise InconsistentStep(
+                f"group_block_ids: {len(new.group_block_ids)} tables after that of group 0"
+            )
         self._live[slot] = True
         self._token_ids[slot, : len(token_ids)] = token_ids
         self._num_tokens[slot] = len(token_ids)
         self._num_computed[slot] = new.num_computed_tokens
-        self._tables[slot] = 0
-        self._tables[slot, : len(block_ids)] = block_ids
-        self._num_blocks[slot] = len(block_ids)
+        for table, column in zip(self._tables, (new.block_ids, *new.group_block_ids), strict=True):
+            table.enter(slot, unpack(column, name="block_ids"), new.num_computed_tokens)
         self._seed[slot] = new.sampling.seed
         self._is_prompt_only[slot] = new.prompt_only
         self._prompt_requests.pop(slot, None)
@@ -163,8 +166,8 @@ class FakeSlots:
         if step.granted_steps and (after < self._num_tokens[rows]).any():
             raise InconsistentStep("granted_steps: a row does not decode")
         last = after + max(step.granted_steps - 1, 0)
-        if (last > self._num_blocks[rows] * self._block_size).any():
-            raise InconsistentStep("num_scheduled: a row's block table is too short")
+        for table in self._tables:
+            table.check_room(rows, last)
         prompt_outputs = self._compute_prompt_outputs(rows, after)
         self._num_computed[rows] = after
         sampled = rows[(after == self._num_tokens[rows]) & ~self._is_prompt_only[rows]]

@@ -48,6 +48,20 @@ HANDSHAKES: dict[str, Message] = {
         last_step_id=300,
         num_live_slots=3,
     ),
+    "a worker with KV groups": worker_pb2.AttachResponse(
+        description=worker_pb2.WorkerDescription(
+            model=MODEL,
+            num_blocks=4097,
+            block_size=16,
+            protocol_minor=3,
+            kv_groups=[
+                worker_pb2.KvGroup(block_size=16, kind=worker_pb2.KV_GROUP_KIND_KEYS_AND_VALUES),
+                worker_pb2.KvGroup(
+                    block_size=32, window=1024, kind=worker_pb2.KV_GROUP_KIND_KEYS_AND_VALUES
+                ),
+            ],
+        )
+    ),
     "a worker that is not ready": worker_pb2.DescribeResponse(
         phase=worker_pb2.WORKER_PHASE_FAILED, failure="ValueError: no weights"
     ),
@@ -92,6 +106,29 @@ STEPS: dict[str, Message] = {
     "eight granted steps that ask for hashes": worker_pb2.AttachRequest(
         step=worker_pb2.SchedulerOutput(
             step_id=301, ack_step_id=300, same_rows=True, granted_steps=8, wants_state=True
+        )
+    ),
+    "a sequence and a block for two KV groups": worker_pb2.AttachRequest(
+        step=worker_pb2.SchedulerOutput(
+            step_id=302,
+            ack_step_id=301,
+            new_sequences=[
+                worker_pb2.NewSequence(
+                    slot=1,
+                    token_ids=pack([1, 4093, 198]),
+                    num_prompt_tokens=3,
+                    block_ids=pack([7]),
+                    group_block_ids=[pack([8])],
+                    sampling=worker_pb2.RowSampling(repetition_penalty=1.0),
+                )
+            ],
+            appended_slots=pack([0]),
+            appended_block_ids=pack([9]),
+            appended_to_groups=[
+                worker_pb2.AppendedBlocks(group=1, slots=pack([0]), block_ids=pack([10]))
+            ],
+            slots=pack([0, 1]),
+            num_scheduled=pack([1, 3]),
         )
     ),
     "a cut": worker_pb2.AttachRequest(cut=worker_pb2.Cut(first_step_id=303, last_step_id=308)),

@@ -4,6 +4,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from scheduler_svc.clients.registry import Clients
+from scheduler_svc.core import GRAMMAR
 from scheduler_svc.explain.trace import Trace
 from scheduler_svc.metrics.counts import SchedulerCounts
 from scheduler_svc.observe.request_spans import RequestSpans
@@ -31,12 +32,12 @@ class AskedLink:
 
 async def test_a_grammar_that_was_ready_on_a_lost_worker_is_asked_for_at_its_turn() -> None:
     """Seen in a soak: seed 302, episode 180."""
-    core = make_scheduler(prepares_grammars=True)
+    core = make_scheduler(prepared_kinds=(GRAMMAR.kind,))
     sampling = Sampling(0.0, 1.0, 0, 0.0, seed=1, grammar="start: /a/")
-    core.add(make_request("a", 3, has_grammar=True, sampling=sampling))
+    core.add(make_request("a", 3, requirements=(GRAMMAR,), sampling=sampling))
     asked = core.take_preparations()
     assert asked is not None
-    core.grammar_prepared(asked.wanted[0].preparation_id)
+    core.prepared(asked.wanted[0].preparation_id)
     core.worker_lost()
     core.worker_back()
     link: Any = AskedLink()

@@ -165,7 +165,7 @@ async def test_a_table_that_is_not_what_was_planned_is_found(make_cluster: MakeC
         call = asyncio.create_task(tokens_of(generate(cluster, 200)))
         await cluster.until(lambda: cluster.core.num_output_tokens > 5)
         slot = int(cluster.core.view.running_slots()[0])
-        cluster.worker._slots._tables[slot, 0] += 1
+        cluster.worker._slots._tables[0].block_ids[slot, 0] += 1
         assert await call == expected(200)
         assert f"differs in slots {slot}" in cluster.engine.groups[0].why_lost
 

@@ -54,16 +54,17 @@ class _Run:
         table, unfinished = state.table, 0
         for sequence in state.running.sequences:
             slot = sequence.slot
+            assert slot is not None
             known, computed = int(table.num_tokens[slot]), int(table.num_computed[slot])
             unfinished += max(known - computed - 1, 0)
-            self._start(sequence, known, int(table.num_blocks[slot] - table.num_null[slot]))
+            self._start(sequence, known, table.num_held(slot))
         self._prefill(unfinished)
 
     def admit(self, sequence: Sequence) -> None:
         """Runs until there is room for a waiting sequence, then computes its prompt."""
         num_tokens = len(sequence.token_ids)
         half_way = num_tokens + self._expected.left(sequence, num_tokens) // 2
-        need = min(-(-half_way // self._config.block_size), self._usable_blocks)
+        need = min(self._config.blocks_needed(half_way + 1), self._usable_blocks)
         while self._ends and (not self._free_slots or need > self._free_blocks):
             self._finish_next()
         self._free_slots -= 1

@@ -5,7 +5,6 @@ been preempted there. One that is drained is closed: those that wait migrate, an
 finish. A sequence moves with its request, tokens, limits and timeline.
 """
 
-from scheduler_svc.core.kv.sliding_window import blocks_needed
 from scheduler_svc.core.queue.deadlines import Deadlines
 from scheduler_svc.core.request.sequence import Sequence, Status
 from scheduler_svc.core.request.timeline import Phase
@@ -75,7 +74,7 @@ class Migration:
     def _let_go(self, sequence: Sequence) -> None:
         state = self._state
         del self._live[sequence.request.request_id]
-        state.grammars.discard(sequence)
+        state.requirements.discard(sequence)
         state.fork_groups.remove(sequence)
         state.suspects.discard(sequence)
         state.host.release(sequence)
@@ -85,8 +84,9 @@ class Migration:
         """Whether a sequence can migrate to here: it fits, and its id is not live here."""
         config = self._state.config
         most = config.max_model_len + sequence.request.is_prompt_only
-        num_blocks = blocks_needed(config, sequence.max_len)
+        num_blocks = config.blocks_needed(sequence.max_len)
         fits = sequence.max_len <= most and num_blocks <= self._state.pool.num_usable
+        fits = fits and config.requirements_problem(sequence.request.requirements) is None
         return fits and sequence.request.request_id not in self._live
 
     def migrate_in(self, sequence: Sequence) -> None:
@@ -98,7 +98,7 @@ class Migration:
         sequence.status = Status.PREEMPTED if has_run else Status.WAITING
         sequence.number = state.next_number()
         sequence.num_overtaken = 0
-        sequence.forget_hashes(state.config.hash_namespace)
+        sequence.forget_hashes(state.config.hash_namespace, state.config.weights_version)
         self._live[sequence.request.request_id] = sequence
         self._deadlines.add(sequence)
         state.fork_groups.add(sequence)

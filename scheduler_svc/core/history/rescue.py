@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduler_svc.core.request.sequence import Sequence, Status
+from scheduler_svc.core.request.sequence import NOTHING_PREPARED, Sequence, Status
 from scheduler_svc.core.step.plan import StepPlan
 from scheduler_svc.core.step.state import SchedulerState
 
@@ -58,7 +58,7 @@ def rescue(
         sequence.status = Status.FINISHED
     for sequence in staying:
         sequence.status = Status.PREEMPTED if sequence.has_run else Status.WAITING
-        sequence.num_awaited = sequence.preparation_id = 0
+        sequence.num_awaited, sequence.preparations = 0, NOTHING_PREPARED
         sequence.lose_kv()
-        sequence.forget_hashes(state.config.hash_namespace)
+        sequence.forget_hashes(state.config.hash_namespace, state.config.weights_version)
     state.rebuild(staying)

@@ -28,11 +28,14 @@ class BlockPool:
     of its ends: next[0] is the head, prev[0] the tail.
     """
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
+    def __init__(self, num_blocks: int, block_size: int, *more_sizes: int) -> None:
+        """The sizes are the tokens per block of each KV group."""
         self.num_blocks = num_blocks
-        self.block_size = block_size
         self.num_free = num_blocks - 1
-        self.cache = PrefixCache(num_blocks, block_size)
+        self.cache = PrefixCache(num_blocks, block_size)  # of group 0
+        is_cached = self.cache.is_cached
+        self._others = tuple(PrefixCache(num_blocks, size, is_cached) for size in more_sizes)
+        self.caches = (self.cache, *self._others)  # by group
         # Arrays, not lists: the garbage collector would scan lists of a million entries.
         self._ref_count = array("i", bytes(4 * num_blocks))
         self._next = array("i", [*range(1, num_blocks), NULL_BLOCK])
@@ -73,7 +76,8 @@ class BlockPool:
         """
         if count > self.num_free:
             raise OutOfBlocks(f"asked for {count} blocks, {self.num_free} free")
-        following, ref_count, evict = self._next, self._ref_count, self.cache.evict
+        following, ref_count = self._next, self._ref_count
+        evict = self._evict if self._others else self.cache.evict
         taken = []
         block_id = following[NULL_BLOCK]
         for _ in range(count):
@@ -110,6 +114,29 @@ class BlockPool:
     def num_free_among(self, block_ids: Iterable[int]) -> int:
         """Number of these blocks that are free and that sharing would take."""
         return sum(self._ref_count[block_id] == 0 for block_id in block_ids)
+
+    def hash_of(self, block_id: int) -> int | None:
+        """The hash of a block's content, in whichever cache it is; None when it is in none."""
+        found = (cache.hash_of(block_id) for cache in self.caches)
+        return next((block_hash for block_hash in found if block_hash is not None), None)
+
+    @property
+    def num_cached(self) -> int:
+        """Number of blocks whose content a prefix can hit."""
+        return sum(map(len, self.caches))
+
+    @property
+    def num_evictions(self) -> int:
+        """Contents forgotten because their block was handed out anew."""
+        return sum(cache.num_evictions for cache in self.caches)
+
+    def forget_contents(self) -> int:
+        """Empties the caches; returns the number of blocks that had content."""
+        return sum(cache.clear() for cache in self.caches)
+
+    def _evict(self, block_id: int) -> None:
+        for cache in self.caches:
+            cache.evict(block_id)
 
     def _append(self, block_id: int) -> None:
         last = self._prev[NULL_BLOCK]

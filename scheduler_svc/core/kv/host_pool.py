@@ -11,12 +11,24 @@ from scheduler_svc.core.request.sequence import Sequence
 
 
 @dataclass(frozen=True, slots=True)
+class SwappedTable:
+    """The blocks of one KV group."""
+
+    num_null: int  # leading blocks that no later token reads; not stored
+    host_blocks: list[int]  # the blocks after those, in table order
+
+
+@dataclass(frozen=True, slots=True)
 class Swapped:
     """A sequence's KV in host memory."""
 
     num_computed: int  # tokens with KV
-    num_null: int  # leading blocks that no later token reads; not stored
-    host_blocks: list[int]  # the blocks after those, in table order
+    tables: tuple[SwappedTable, ...]  # by group
+
+    @property
+    def host_blocks(self) -> list[int]:
+        """The blocks of all groups."""
+        return [block_id for table in self.tables for block_id in table.host_blocks]
 
 
 class HostPool:
@@ -43,14 +55,20 @@ class HostPool:
         return self._held.get(sequence)
 
     def put(
-        self, sequence: Sequence, num_blocks: int, num_computed: int, num_null: int
-    ) -> list[int] | None:
-        """Allocates host blocks for a sequence's KV; None, changing nothing, if it does not fit."""
-        if num_blocks > len(self._free):
+        self, sequence: Sequence, num_computed: int, tables: list[tuple[int, int]]
+    ) -> Swapped | None:
+        """Allocates host blocks for a sequence's KV; None, changing nothing, if it does not fit.
+
+        `tables` are (leading null blocks, blocks to store) of each group.
+        """
+        if sum(num_blocks for _, num_blocks in tables) > len(self._free):
             return None
-        host_blocks = [self._free.pop() for _ in range(num_blocks)]
-        self._held[sequence] = Swapped(num_computed, num_null, host_blocks)
-        return host_blocks
+        stored = [
+            SwappedTable(num_null, [self._free.pop() for _ in range(num_blocks)])
+            for num_null, num_blocks in tables
+        ]
+        swapped = self._held[sequence] = Swapped(num_computed, tuple(stored))
+        return swapped
 
     def release(self, sequence: Sequence) -> None:
         """Frees the host blocks of a sequence that is running again or has ended."""

@@ -10,24 +10,33 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduler_svc.core.kv.sliding_window import first_read
 from scheduler_svc.core.request.block_hash import NO_PARENT
+from scheduler_svc.core.request.identity import Digests
 from scheduler_svc.core.request.request import TokenIds
 
+NO_ORIGIN = 0  # both halves of the origin of a block that has none
 NULL_BLOCK = 0  # filler of block tables, never handed out
 
 
 class PrefixCache:
-    """Hash to block, with duplicates: equal content computed twice may be in two blocks."""
+    """Hash to block, with duplicates: equal content computed twice may be in two blocks.
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
+    Each KV group has its own, over the blocks of one pool.
+    """
+
+    def __init__(
+        self, num_blocks: int, block_size: int, is_cached: "array[int] | None" = None
+    ) -> None:
+        """`is_cached` is a flag per block that the caches of a pool share."""
         self._block_size = block_size
         self._block_of: dict[int, int] = {}
         self._duplicates: dict[int, list[int]] = {}
         self._hash_of: dict[int, int] = {}
-        self.is_cached = array("B", bytes(num_blocks))  # 1 for the above
+        self.is_cached = is_cached or array("B", bytes(num_blocks))  # 1 for the above
         self._tokens = np.zeros((num_blocks, block_size), dtype=np.int32)
         self._parents = np.zeros(num_blocks, dtype=np.uint64)
+        # [num_blocks, 2] origins; None before the first block that has one.
+        self._origins: Digests | None = None
         self.num_evictions = 0  # contents forgotten because their block was reused
 
     def __len__(self) -> int:
@@ -38,12 +47,16 @@ class PrefixCache:
         return self._hash_of.get(block_id)
 
     def lookup(
-        self, hashes: Sequence[int], token_ids: TokenIds, root: int = NO_PARENT
+        self,
+        hashes: Sequence[int],
+        token_ids: TokenIds,
+        root: int = NO_PARENT,
+        origins: Digests | None = None,
     ) -> list[int]:
         """The blocks of the longest cached prefix of `token_ids`, given the hashes of its blocks.
 
-        `root` is the parent of the first block. Stops at the first block that is missing or whose
-        content differs.
+        `root` is the parent of the first block, `origins` [blocks, 2] are those of all. Stops at
+        the first block that is missing or whose content differs.
         """
         block_of = self._block_of
         found: list[int] = []
@@ -52,47 +65,63 @@ class PrefixCache:
             if block_id is None:
                 break
             found.append(block_id)
-        return found[: self._num_equal(found, hashes, token_ids, root)]
+        return found[: self._num_equal(found, hashes, token_ids, root, origins)]
 
-    def lookup_window(
-        self, hashes: Sequence[int], token_ids: TokenIds, root: int, window: int
-    ) -> tuple[int, list[int]]:
-        """The blocks to reuse where each token attends only to the last `window` tokens.
+    def lookup_runs(
+        self,
+        hashes: Sequence[int],
+        token_ids: TokenIds,
+        root: int,
+        origins: Digests | None = None,
+    ) -> tuple[list[int], list[int]]:
+        """For a group with a window, which reads the end of a prefix alone: all blocks that exist.
 
-        Returns (number of leading blocks that are not read, blocks after them); (0, []) without a
-        hit.
+        Returns (block ids, of which those that are missing mean nothing; for each block, how many
+        in a row exist up to it).
         """
         if not hashes:
-            return 0, []
+            return [], []
         found = [self._block_of.get(block_hash, NULL_BLOCK) for block_hash in hashes]
-        is_here = self._is_equal(found, hashes, token_ids, root) & (np.array(found) != NULL_BLOCK)
+        is_here = self._is_equal(found, hashes, token_ids, root, origins)
+        is_here &= np.array(found) != NULL_BLOCK
         num_in_a_row, runs = 0, []
         for is_next_here in is_here.tolist():
             num_in_a_row = num_in_a_row + 1 if is_next_here else 0
             runs.append(num_in_a_row)
-        for end in range(len(found), 0, -1):
-            begin = first_read(end * self._block_size, window) // self._block_size
-            if runs[end - 1] >= end - begin:
-                return begin, found[begin:end]
-        return 0, []
+        return found, runs
 
     def _num_equal(
-        self, found: list[int], hashes: Sequence[int], token_ids: TokenIds, root: int
+        self,
+        found: list[int],
+        hashes: Sequence[int],
+        token_ids: TokenIds,
+        root: int,
+        origins: Digests | None,
     ) -> int:
         if not found:
             return 0
-        equal = self._is_equal(found, hashes, token_ids, root)
+        equal = self._is_equal(found, hashes, token_ids, root, origins)
         return len(found) if equal.all() else int(equal.argmin())
 
     def _is_equal(
-        self, found: list[int], hashes: Sequence[int], token_ids: TokenIds, root: int
+        self,
+        found: list[int],
+        hashes: Sequence[int],
+        token_ids: TokenIds,
+        root: int,
+        origins: Digests | None,
     ) -> NDArray[np.bool_]:
-        """[blocks] whether each block holds the tokens and the parent that it was found for."""
+        """[blocks] True where a block holds the tokens, parent and origin it was found for."""
         ids = np.array(found, dtype=np.intp)
         expected = token_ids[: len(found) * self._block_size].reshape(len(found), -1)
         parents = np.array([root, *hashes[: len(found) - 1]], dtype=np.uint64)
         equal: NDArray[np.bool_] = (self._tokens[ids] == expected).all(axis=1)
         equal &= self._parents[ids] == parents
+        if self._origins is not None:
+            wanted = NO_ORIGIN if origins is None else origins[: len(found)]
+            equal &= (self._origins[ids] == wanted).all(axis=1)
+        elif origins is not None:
+            equal[:] = False
         return equal
 
     def insert(
@@ -101,8 +130,12 @@ class PrefixCache:
         hashes: Sequence[int],
         parents: NDArray[np.uint64],
         token_ids: NDArray[np.integer],
+        origins: Digests | None = None,
     ) -> None:
-        """Adds full blocks: row i of `token_ids` [n, block_size] is the content of block_ids[i]."""
+        """Adds full blocks: row i of `token_ids` [n, block_size] is the content of block_ids[i].
+
+        `origins` [n, 2] are None where none of them has one.
+        """
         for block_id, block_hash in zip(block_ids.tolist(), hashes, strict=True):
             self._hash_of[block_id] = block_hash
             if self._block_of.setdefault(block_hash, block_id) != block_id:
@@ -111,6 +144,10 @@ class PrefixCache:
         index = block_ids.astype(np.intp)
         self._tokens[index] = token_ids
         self._parents[index] = parents
+        if origins is not None and self._origins is None:
+            self._origins = np.zeros((len(self._parents), 2), dtype=np.uint64)
+        if self._origins is not None:
+            self._origins[index] = NO_ORIGIN if origins is None else origins
 
     def evict(self, block_id: int) -> None:
         """Forgets a block's content; another block with the same content replaces it."""

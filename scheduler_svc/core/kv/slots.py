@@ -6,18 +6,20 @@ a few vector operations. The table only stores: other modules decide the values.
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from math import lcm
 
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduler_svc.core.kv.prefix_cache import NULL_BLOCK
-from scheduler_svc.core.request.block_hash import NO_PARENT
+from scheduler_svc.core.kv.block_table import BlockTable, TableRow
+from scheduler_svc.core.kv.block_table import Index as Index
+from scheduler_svc.core.kv.prefix_cache import NO_ORIGIN
+from scheduler_svc.core.request.identity import Digests, Origins
+from scheduler_svc.core.request.kv_groups import KvGroup
 from scheduler_svc.core.request.request import TokenIds
 from scheduler_svc.core.request.sequence import Sequence, Status
 
 Slots = NDArray[np.int32]  # [n] in the type of the wire
-Index = NDArray[np.intp]  # [n] the same numbers, in numpy's fastest index type
-MAX_INT32 = 2**31 - 1
 NO_TOKEN = -1  # filler of the stop table only: never equal to a sampled token
 
 
@@ -52,13 +54,21 @@ class RunningSet:
 class SlotTable:
     """Columns indexed by slot. Only rows of live sequences are meaningful."""
 
-    def __init__(self, max_num_seqs: int, max_model_len: int, block_size: int) -> None:
-        self.block_size = block_size
-        # Unused rows of these two take address space, not memory.
-        max_blocks = -(-max_model_len // block_size)
-        self.block_table = np.empty((max_num_seqs, max_blocks), dtype=np.int32)
-        self.token_blocks = np.empty((max_num_seqs, max_blocks, block_size), dtype=np.int32)
-        self.token_ids = self.token_blocks.reshape(max_num_seqs, -1)  # the same memory
+    def __init__(self, max_num_seqs: int, max_model_len: int, groups: tuple[KvGroup, ...]) -> None:
+        # Whole blocks of every group fit; unused rows take address space, not memory.
+        width = lcm(*(group.block_size for group in groups))
+        width *= -(-max_model_len // width)
+        self.token_ids: TokenIds = np.empty((max_num_seqs, width), dtype=np.int32)
+        self.tables = tuple(
+            BlockTable(number, group, max_model_len, self.token_ids)
+            for number, group in enumerate(groups)
+        )
+        self.more = self.tables[1:]  # empty nearly always
+        first = self.tables[0]
+        self.block_size = first.block_size  # of group 0, as are the next columns
+        self.block_table, self.num_blocks = first.block_table, first.num_blocks
+        self.num_null, self.num_sealed = first.num_null, first.num_sealed
+        self.capacity = first.capacity
         self.sequence: list[Sequence | None] = [None] * max_num_seqs
 
         def column() -> NDArray[np.int32]:
@@ -70,17 +80,16 @@ class SlotTable:
         self.num_tokens = column()  # known tokens: prompt and received output
         self.num_planned = column()  # known tokens and those in flight
         self.num_computed = column()  # tokens with KV, counting steps in flight
-        self.num_blocks = column()  # entries in the block table
-        self.num_null = column()  # leading null blocks among them: before every window
-        self.capacity = column()  # tokens that its blocks hold
-        self.num_sealed = column()  # leading blocks in the prefix cache
-        self.seal_at = column()  # tokens at which the next block can be sealed
-        self.last_hash: NDArray[np.uint64] = np.zeros(max_num_seqs, dtype=np.uint64)
         self.max_len = column()
         self.min_len = column()
         self.client = column()
         self.handle: NDArray[np.uint32] = np.zeros(max_num_seqs, dtype=np.uint32)
         self.last_step: NDArray[np.int64] = np.zeros(max_num_seqs, dtype=np.int64)
+        # Slots of sequences with an origin; that of their blocks after the last picture, which ends
+        # at `extras_end`.
+        self.origin_slots: set[int] = set()
+        self.origin: Digests = np.zeros((max_num_seqs, 2), dtype=np.uint64)
+        self.extras_end = column()
         # Slots of the few sequences that sample nothing or have prompt outputs due.
         self.prompt_output_slots: set[int] = set()
         # Slots with drafts in a step in flight: the columns say the most that it may bring.
@@ -88,25 +97,14 @@ class SlotTable:
         # Column i holds the i-th stop token of every slot; as many columns as needed.
         self.stop_ids: list[NDArray[np.int32]] = []
 
-    def enter(
-        self,
-        sequence: Sequence,
-        slot: int,
-        block_ids: list[int],
-        num_computed: int,
-        num_null: int,
-        num_sealed: int,
-    ) -> None:
-        """Fills a slot's row. The first `num_sealed` blocks are in the prefix cache already."""
+    def enter(self, sequence: Sequence, slot: int, num_computed: int, rows: list[TableRow]) -> None:
+        """Fills a slot's row; `rows` are those of the block tables, by group."""
         num_tokens = len(sequence.token_ids)
         self.token_ids[slot, :num_tokens] = sequence.token_ids
         self.num_tokens[slot] = self.num_planned[slot] = num_tokens
         self.num_computed[slot] = num_computed
-        self.block_table[slot, : len(block_ids)] = block_ids
-        self.num_blocks[slot] = len(block_ids)
-        self.num_null[slot] = num_null
-        self.capacity[slot] = len(block_ids) * self.block_size
-        self._enter_sealed(sequence, slot, num_sealed)
+        for table in self.tables:
+            table.enter(sequence, slot, rows[table.number])
         self.max_len[slot] = sequence.max_len
         self.min_len[slot] = sequence.min_len
         self.client[slot] = sequence.request.client
@@ -116,17 +114,22 @@ class SlotTable:
         self.is_live[slot] = self.is_prefilling[slot] = True
         if sequence.request.is_prompt_only or sequence.has_prompt_outputs_due:
             self.prompt_output_slots.add(slot)
+        if sequence.origins is not None:
+            self._enter_origin(sequence, slot, sequence.origins)
         sequence.slot = slot
         sequence.status = Status.RUNNING
 
-    def _enter_sealed(self, sequence: Sequence, slot: int, num_sealed: int) -> None:
-        if sequence.is_private:
-            self.never_seal(slot)
-            return
-        self.num_sealed[slot] = num_sealed
-        self.seal_at[slot] = (num_sealed + 1) * self.block_size
-        hashes = sequence.block_hashes(self.block_size) if num_sealed else []
-        self.last_hash[slot] = hashes[num_sealed - 1] if num_sealed else NO_PARENT
+    def _enter_origin(self, sequence: Sequence, slot: int, origins: Origins) -> None:
+        extras = sequence.request.extras
+        self.origin_slots.add(slot)
+        self.origin[slot] = origins.last
+        self.extras_end[slot] = extras[-1].end if extras else 0
+
+    def _forget_origin(self, slot: int) -> None:
+        if slot in self.origin_slots:
+            self.origin_slots.remove(slot)
+            self.origin[slot] = NO_ORIGIN
+            self.extras_end[slot] = 0
 
     def settle(self, slot: int, token_ids: TokenIds) -> int:
         """Appends the tokens that a step with drafts brought; returns where the last of them is.
@@ -142,9 +145,9 @@ class SlotTable:
         return end - 1
 
     def never_seal(self, slot: int) -> None:
-        """Keeps a slot's blocks out of the prefix cache by counting all of them as sealed."""
-        self.num_sealed[slot] = MAX_INT32 // self.block_size
-        self.seal_at[slot] = MAX_INT32
+        """Keeps a slot's blocks out of the prefix cache."""
+        for table in self.tables:
+            table.never_seal(slot)
 
     def enter_stops(self, slot: int, stop_ids: tuple[int, ...]) -> None:
         """Sets the tokens that end a slot's sequence."""
@@ -164,6 +167,7 @@ class SlotTable:
         self.is_live[slot] = False
         self.prompt_output_slots.discard(slot)
         self.drafting_slots.discard(slot)
+        self._forget_origin(slot)
         return sequence
 
     def clear(self) -> None:
@@ -172,6 +176,9 @@ class SlotTable:
         self.is_live[:] = self.is_prefilling[:] = False
         self.prompt_output_slots.clear()
         self.drafting_slots.clear()
+        self.origin_slots.clear()
+        self.origin[:] = NO_ORIGIN
+        self.extras_end[:] = 0
 
     def are_among(self, slots: NDArray[np.integer], some: Iterable[int]) -> NDArray[np.bool_]:
         """Which of these slots [rows] are among some others."""
@@ -189,33 +196,13 @@ class SlotTable:
         return self.token_ids[slot, : self.num_tokens[slot]].copy()
 
     def blocks(self, slot: int) -> list[int]:
-        """The block table of a slot's sequence."""
-        block_ids: list[int] = self.block_table[slot, : self.num_blocks[slot]].tolist()
-        return block_ids
+        """The block table of a slot's sequence, of group 0."""
+        return self.tables[0].blocks(slot)
 
     def held_blocks(self, slot: int) -> list[int]:
-        """The block table of a slot's sequence without its leading null blocks."""
-        row = self.block_table[slot, self.num_null[slot] : self.num_blocks[slot]]
-        block_ids: list[int] = row.tolist()
-        return block_ids
+        """The blocks of a slot's sequence, of all groups, without null blocks."""
+        return [block_id for table in self.tables for block_id in table.held_blocks(slot)]
 
-    def drop_blocks(self, slot: int, num_null: int) -> list[int]:
-        """Replaces a slot's first `num_null` blocks by null blocks; returns the others' ids."""
-        row = self.block_table[slot, self.num_null[slot] : num_null]
-        dropped: list[int] = row.tolist()
-        row[:] = NULL_BLOCK
-        self.num_null[slot] = num_null
-        return dropped
-
-    def append_blocks(self, slot: int, block_ids: list[int]) -> None:
-        """Appends blocks to a slot's block table."""
-        end = int(self.num_blocks[slot])
-        self.block_table[slot, end : end + len(block_ids)] = block_ids
-        self.num_blocks[slot] += len(block_ids)
-        self.capacity[slot] += len(block_ids) * self.block_size
-
-    def append_block_each(self, index: Index, block_ids: list[int]) -> None:
-        """Appends block_ids[i] to the block table of slot index[i]; no slot may occur twice."""
-        self.block_table[index, self.num_blocks[index]] = block_ids
-        self.num_blocks[index] += 1
-        self.capacity[index] += self.block_size
+    def num_held(self, slot: int) -> int:
+        """Number of the blocks that a slot's sequence holds, of all groups."""
+        return sum(int(table.num_blocks[slot] - table.num_null[slot]) for table in self.tables)

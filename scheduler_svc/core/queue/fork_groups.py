@@ -10,6 +10,7 @@ from scheduler_svc.core.request.request import Request
 from scheduler_svc.core.request.sequence import Sequence
 
 _Key = tuple[str, str, str]
+_ALIKE = ("skip_prefix_cache", "adapter_id", "extras")  # what KV depends on besides the prompt
 
 
 class ForkGroups:
@@ -26,8 +27,9 @@ class ForkGroups:
         other = members[0].request
         if not np.array_equal(request.prompt_token_ids, other.prompt_token_ids):
             return f"fork_group {request.fork_group!r} is live with another prompt"
-        if request.skip_prefix_cache != other.skip_prefix_cache:
-            return f"fork_group {request.fork_group!r} is live with another skip_prefix_cache"
+        for name in _ALIKE:
+            if getattr(request, name) != getattr(other, name):
+                return f"fork_group {request.fork_group!r} is live with another {name}"
         return None
 
     def add(self, sequence: Sequence) -> None:

@@ -2,18 +2,19 @@
 
 from collections.abc import Container, Iterable
 
-from scheduler_svc.core.kv.sliding_window import blocks_needed
 from scheduler_svc.core.queue.continuation import continuation_problem
 from scheduler_svc.core.queue.fork_groups import ForkGroups
 from scheduler_svc.core.queue.reservations import Reservations
 from scheduler_svc.core.queue.waiting import Load, WaitingQueue
 from scheduler_svc.core.request.config import Policy, SchedulerConfig
+from scheduler_svc.core.request.identity import extras_problem
 from scheduler_svc.core.request.request import RefusalKind, Refused, Request
 from scheduler_svc.core.request.sequence import Sequence
 
 MAX_TENANT_BYTES = 64
 MAX_CACHE_SALT_BYTES = 256
 MAX_FORK_GROUP_BYTES = 256
+MAX_ADAPTER_ID_BYTES = 256
 # Times the queue's limits that a tenant meets with nothing in the queue, under the fair policy: it
 # does not wait for the others' places, and their number stays bounded.
 ROOM_OF_NEWCOMERS = 2
@@ -28,6 +29,7 @@ class Intake:
         self._config = config
         self._fork_groups = fork_groups
         self._waiting = waiting
+        self._sizes = " and ".join(str(group.block_size) for group in config.groups)
         self.reservations = Reservations()
         self.num_refused = 0  # requests refused for overload
 
@@ -36,14 +38,21 @@ class Intake:
         max_len = self.check(request, live, num_usable_blocks)
         eos = () if request.ignore_eos else self._config.eos_token_ids
         stop_ids = tuple({*eos, *request.stop_token_ids})
-        return Sequence(request, max_len, stop_ids, namespace=self._config.hash_namespace)
+        config = self._config
+        return Sequence(
+            request,
+            max_len,
+            stop_ids,
+            namespace=config.hash_namespace,
+            weights_version=config.weights_version,
+        )
 
     def misfits(self, live: Iterable[Sequence], num_usable_blocks: int) -> list[str]:
         """Ids of the live requests that so many blocks cannot hold."""
         return [
             sequence.request.request_id
             for sequence in live
-            if blocks_needed(self._config, sequence.max_len) > num_usable_blocks
+            if self._config.blocks_needed(sequence.max_len) > num_usable_blocks
         ]
 
     def check(self, request: Request, live: Container[str], num_usable_blocks: int) -> int:
@@ -60,12 +69,12 @@ class Intake:
                 RefusalKind.DUPLICATE, f"request_id {request.request_id!r} is live already"
             )
         max_len = self._max_len(request)
-        num_blocks = blocks_needed(self._config, max_len)
+        num_blocks = self._config.blocks_needed(max_len)
         if num_blocks > num_usable_blocks:
             raise Refused(
                 RefusalKind.NEVER_FITS,
                 f"prompt_token_ids and max_tokens need up to {num_blocks} KV blocks of "
-                f"{self._config.block_size} tokens, the worker has {num_usable_blocks}",
+                f"{self._sizes} tokens, the worker has {num_usable_blocks}",
             )
         if request.deadline_s is not None and not request.deadline_s > request.arrival_s:
             raise Refused(RefusalKind.EXPIRED, "the deadline had passed when the request arrived")
@@ -110,7 +119,11 @@ class Intake:
             return f"cache_salt is longer than {MAX_CACHE_SALT_BYTES} bytes"
         if len(request.fork_group.encode()) > MAX_FORK_GROUP_BYTES:
             return f"fork_group is longer than {MAX_FORK_GROUP_BYTES} bytes"
-        return None
+        if len(request.adapter_id.encode()) > MAX_ADAPTER_ID_BYTES:
+            return f"adapter_id is longer than {MAX_ADAPTER_ID_BYTES} bytes"
+        if request.extras and (problem := extras_problem(request.extras, len(prompt))):
+            return problem
+        return config.requirements_problem(request.requirements)
 
     def _check_load(self, request: Request) -> None:
         """Raises Refused if a limit of the queue would be exceeded; an empty queue takes any."""

@@ -1,13 +1,13 @@
 """The waiting queue: counts sequences and tokens, in total and per tenant, for any policy.
 
-Sequences that wait for their grammar count, although no order has them.
+Sequences that wait for their requirements count, although no order has them.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from scheduler_svc.core.queue.grammar_waits import GrammarWaits
 from scheduler_svc.core.queue.policies import Order
+from scheduler_svc.core.queue.requirement_waits import RequirementWaits
 from scheduler_svc.core.request.sequence import Sequence, Status
 
 
@@ -27,9 +27,9 @@ class Load:
 class WaitingQueue:
     """Sequences without a slot. An aborted one is skipped when taken, so that abort is O(1)."""
 
-    def __init__(self, order: Order, grammars: GrammarWaits) -> None:
+    def __init__(self, order: Order, requirements: RequirementWaits) -> None:
         self.order = order
-        self.grammars = grammars
+        self.requirements = requirements
         self._total = Load()
         self._by_tenant: dict[str, Load] = {}
 
@@ -37,19 +37,19 @@ class WaitingQueue:
         """Removes all sequences; from now on they are kept in this order."""
         self.order, self._total = order, Load()
         self._by_tenant.clear()
-        self.grammars.clear()
+        self.requirements.clear()
 
     def __len__(self) -> int:
         return self._total.num_sequences
 
     def __iter__(self) -> Iterator[Sequence]:
         yield from self.order
-        yield from self.grammars
+        yield from self.requirements
 
     @property
     def num_admissible(self) -> int:
         """Number of sequences that need nothing but room."""
-        return len(self) - len(self.grammars)
+        return len(self) - len(self.requirements)
 
     @property
     def num_tokens(self) -> int:
@@ -71,13 +71,13 @@ class WaitingQueue:
         self._count(sequence, 1)
 
     def hold(self, sequence: Sequence) -> None:
-        """Adds a sequence that waits for its grammar."""
-        self.grammars.hold(sequence)
+        """Adds a sequence that waits for its requirements."""
+        self.requirements.hold(sequence)
         self._count(sequence, 1)
 
-    def grammar_is_ready(self, preparation_id: int) -> Sequence | None:
-        """Queues the sequence that waited for this; one that has run goes to the front."""
-        sequence = self.grammars.prepared(preparation_id)
+    def is_prepared(self, preparation_id: int) -> Sequence | None:
+        """Queues the sequence that waited only for this; one that has run goes to the front."""
+        sequence = self.requirements.prepared(preparation_id)
         if sequence is not None and sequence.has_run:
             self.order.put_back(sequence)
         elif sequence is not None:
@@ -85,10 +85,10 @@ class WaitingQueue:
         return sequence
 
     def take_held(self) -> list[Sequence]:
-        """Removes and returns the sequences that wait for their grammar."""
-        held = list(self.grammars)
+        """Removes and returns the sequences that wait for their requirements."""
+        held = list(self.requirements)
         for sequence in held:
-            self.grammars.discard(sequence)
+            self.requirements.discard(sequence)
             self._count(sequence, -1)
         return held
 
@@ -109,7 +109,7 @@ class WaitingQueue:
     def discard(self, sequence: Sequence) -> None:
         """Removes a sequence from the counts; its status must be FINISHED already."""
         assert sequence.status is Status.FINISHED
-        self.grammars.discard(sequence)
+        self.requirements.discard(sequence)
         self._count(sequence, -1)
 
     def append_token(self, sequence: Sequence, token_id: int) -> None:

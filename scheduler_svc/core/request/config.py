@@ -4,6 +4,9 @@ import math
 from dataclasses import dataclass
 from enum import Enum
 
+from scheduler_svc.core.request.kv_groups import KvGroup
+from scheduler_svc.core.request.requirement import RequirementKind, Requirements
+
 
 class Policy(Enum):
     """The order in which waiting sequences are admitted."""
@@ -22,7 +25,6 @@ class Preemption(Enum):
 
 _NOT_NEGATIVE = (
     "num_host_blocks",
-    "sliding_window",
     "long_prefill_token_threshold",
     "queue_window",
     "max_overtakes",
@@ -42,7 +44,7 @@ class SchedulerConfig:
     """
 
     num_blocks: int  # including the null block 0
-    block_size: int  # tokens
+    block_size: int  # tokens, of group 0
     max_num_seqs: int
     max_num_batched_tokens: int
     max_model_len: int
@@ -52,20 +54,21 @@ class SchedulerConfig:
         0  # most prompt tokens of one sequence per step; 0: no limit
     )
     enable_prefix_caching: bool = True
-    sliding_window: int = 0  # tokens that each token attends to, itself included; 0: all
     # Sequences have states in slots that no block holds: each is computed from its first token.
     has_states: bool = False
     preemption: Preemption = Preemption.RECOMPUTE
     num_host_blocks: int = 0  # blocks in host memory for swapped sequences
     # Of the hashes of cached blocks: the KV cache's type, where that is not the model's own.
     hash_namespace: str = ""
+    weights_version: str = ""  # of the worker; blocks of two versions are never shared
     policy: Policy = Policy.FCFS
     priority_ageing_s: float = 60.0  # seconds of waiting that count as one priority level
     tenant_weights: tuple[tuple[str, float], ...] = ()  # of the fair share; 1 for all others
     queue_window: int = 4  # requests tried after a waiting one that has no room
     max_overtakes: int = 16  # times that one request may be overtaken this way
-    # Whether the worker prepares grammars apart from its steps; if not, it reads each in a step.
-    prepares_grammars: bool = False
+    kv_groups: tuple[KvGroup, ...] = ()  # group 0 first; empty: it alone, without a window
+    # What the worker prepares apart from its steps. Without grammars it reads each in a step.
+    prepared_kinds: tuple[RequirementKind, ...] = ()
     # Limits of the queue; a request that would exceed one is refused. 0: no limit.
     max_waiting_requests: int = 0
     max_waiting_tokens: int = 0
@@ -92,13 +95,46 @@ class SchedulerConfig:
                 raise ValueError(f"{name} must not be negative")
         if len(self.hash_namespace.encode()) > _MAX_NAMESPACE_BYTES:
             raise ValueError(f"hash_namespace is longer than {_MAX_NAMESPACE_BYTES} bytes")
-        if self.sliding_window == 1:
-            raise ValueError("sliding_window is 1: a token would read nothing but itself")
+        if self.groups[0].block_size != self.block_size:
+            raise ValueError(
+                f"kv_groups: block_size of group 0 is {self.groups[0].block_size}, not "
+                f"{self.block_size}"
+            )
         if not 0 < self.priority_ageing_s < math.inf:
             raise ValueError(f"priority_ageing_s is {self.priority_ageing_s}, must be positive")
         for tenant, weight in self.tenant_weights:
             if not 0 < weight < math.inf:
                 raise ValueError(f"the weight of tenant {tenant!r} is {weight}, must be positive")
+
+    @property
+    def groups(self) -> tuple[KvGroup, ...]:
+        """The KV groups, at least one."""
+        return self.kv_groups or (KvGroup(self.block_size),)
+
+    @property
+    def has_window(self) -> bool:
+        """Whether blocks of a group are freed while their sequence runs."""
+        return any(group.window is not None for group in self.kv_groups)
+
+    def blocks_needed(self, max_len: int) -> int:
+        """Most blocks that a sequence of `max_len` tokens holds at once when it runs alone."""
+        # The last token is never computed, so it needs no room.
+        if not self.kv_groups:
+            return -(-(max_len - 1) // self.block_size)
+        budget, threshold = self.max_num_batched_tokens, self.long_prefill_token_threshold
+        chunk = min(budget, threshold or budget)
+        return sum(group.most_blocks(max_len - 1, chunk) for group in self.groups)
+
+    def requirements_problem(self, requirements: Requirements) -> str | None:
+        """Why the worker cannot serve a request with these; None when it can."""
+        if not requirements:
+            return None
+        if len(set(requirements)) < len(requirements):
+            return "requirements: two are equal"
+        # A grammar that is not prepared is read in a step.
+        kinds = (RequirementKind.GRAMMAR, *self.prepared_kinds)
+        lacking = [one.kind.value for one in requirements if one.kind not in kinds]
+        return f"requirements: the worker prepares no {lacking[0]}" if lacking else None
 
     @property
     def num_usable_blocks(self) -> int:

@@ -9,7 +9,11 @@ from enum import Enum
 import numpy as np
 from numpy.typing import NDArray
 
+from scheduler_svc.core.request.requirement import GRAMMAR, Requirements
+
 TokenIds = NDArray[np.int32]
+MAX_CONTENT_ID = (1 << 128) - 1
+_CONTENT_ID_BYTES = 16
 
 
 class FinishReason(Enum):
@@ -43,6 +47,23 @@ class Refused(Exception):
 
 
 @dataclass(frozen=True, slots=True)
+class Extra:
+    """A picture among the tokens: the positions of its placeholders, and what it shows."""
+
+    begin: int  # position of its first placeholder
+    end: int  # position after its last one
+    content_id: int  # 128 bits that tell its content from all others
+
+    def to_bytes(self) -> bytes:
+        """The fields as bytes, always of the same length."""
+        place = self.begin.to_bytes(8, "little") + self.end.to_bytes(8, "little")
+        return place + self.content_id.to_bytes(_CONTENT_ID_BYTES, "little")
+
+
+Extras = tuple[Extra, ...]  # in order of position; they do not overlap
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """One prompt and how far to continue it.
 
@@ -65,6 +86,8 @@ class Request:
     priority: int = 0  # smaller is more urgent
     tenant: str = ""  # the account for fair share and limits
     cache_salt: str = ""  # cached prefixes are shared only within one salt
+    adapter_id: str = ""  # of the adapter that computes it; empty: the model alone
+    extras: Extras = ()  # the pictures of its prompt
     skip_prefix_cache: bool = False  # neither reads nor fills the prefix cache
     skip_speculation: bool = False  # no tokens are drafted for it
     fork_group: str = ""  # requests of one prompt, which is computed once
@@ -74,13 +97,13 @@ class Request:
     # Output generated before, after which this request continues. None: it is new.
     output_token_ids: TokenIds | None = None
     resumed_by_client: bool = False  # by the client's word; maybe never accepted
-    has_grammar: bool = False  # which the worker prepares before the request may enter a slot
+    requirements: Requirements = ()  # which the worker prepares before it may enter a slot
     num_deaths: int = 0  # of other processes, while it ran there; it begins as a suspect
 
     @property
     def takes_drafts(self) -> bool:
         """Whether tokens may be drafted for it: the masks of a grammar follow tokens one by one."""
-        return not (self.has_grammar or self.skip_speculation)
+        return not (self.skip_speculation or GRAMMAR in self.requirements)
 
     @property
     def num_tokens(self) -> int:

@@ -1,21 +1,26 @@
 """A sequence: the state of a request that survives the loss of its slot, blocks and worker."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
 import numpy as np
 
 from scheduler_svc.core.request.blame import Blame
-from scheduler_svc.core.request.block_hash import chain, root_of
+from scheduler_svc.core.request.block_hash import NO_PARENT, chain, chain_with
+from scheduler_svc.core.request.identity import Origins, Root, origins_of
 from scheduler_svc.core.request.request import FinishReason, Request, TokenIds
+from scheduler_svc.core.request.requirement import Requirement
 from scheduler_svc.core.request.timeline import Phase, Timeline
+
+NOTHING_PREPARED: Mapping[Requirement, int] = {}
 
 
 class Status(Enum):
     """The state of a sequence. Only a running one holds a slot and blocks."""
 
     WAITING = "waiting"
-    WAITING_FOR_GRAMMAR = "waiting for grammar"  # new or preempted; the worker prepares it
+    PREPARING = "preparing"  # new or preempted; the worker prepares what it requires
     RUNNING = "running"
     PREEMPTED = "preempted"
     FINISHED = "finished"
@@ -50,7 +55,8 @@ class Sequence:
         "num_prompt_outputs_delivered",
         "num_prompt_outputs_planned",
         "number",
-        "preparation_id",
+        "origins",
+        "preparations",
         "request",
         "root",
         "slot",
@@ -67,8 +73,9 @@ class Sequence:
         stop_ids: tuple[int, ...],
         number: int = 0,
         namespace: str = "",
+        weights_version: str = "",
     ) -> None:
-        """`namespace` is that of the hashes of its blocks."""
+        """`namespace` and `weights_version` are those of the worker that computes its blocks."""
         self.request = request
         self.number = number  # in order of arrival
         self.status = Status.WAITING
@@ -88,7 +95,6 @@ class Sequence:
         self.num_awaited = 0  # sampled tokens in flight to a preempted sequence
         # Neither reads nor fills the prefix cache.
         self.is_private = request.skip_prefix_cache
-        self.root = root_of(request.cache_salt, namespace)  # parent of its first block
         self.blame: Blame | None = None  # None: no worker was lost during its steps
         if request.num_deaths:
             place = len(self.token_ids)
@@ -98,8 +104,9 @@ class Sequence:
         self.num_prompt_outputs_delivered = self.num_prompt_outputs_planned = (
             request.prompt_output_begin
         )
-        self.preparation_id = 0  # of its grammar, asked for or ready; 0: none
-        self._hashes: list[int] = []
+        # Ids of what is asked for or ready; empty before, and while it runs.
+        self.preparations: Mapping[Requirement, int] = NOTHING_PREPARED
+        self.forget_hashes(namespace, weights_version)
 
     @property
     def has_run(self) -> bool:
@@ -109,8 +116,8 @@ class Sequence:
     @property
     def waiting_phase(self) -> Phase:
         """The phase in which it waits, while there is a worker."""
-        if self.status is Status.WAITING_FOR_GRAMMAR:
-            return Phase.GRAMMAR
+        if self.status is Status.PREPARING:
+            return Phase.PREPARING
         return Phase.PREEMPTED if self.has_run else Phase.QUEUE
 
     @property
@@ -142,10 +149,16 @@ class Sequence:
         """Resets `is_private`: its KV is lost, and KV computed from now on may be shared again."""
         self.is_private = self.request.skip_prefix_cache
 
-    def forget_hashes(self, namespace: str) -> None:
-        """Drops cached hashes, because block size, namespace or the request's salt change."""
-        self.root = root_of(self.request.cache_salt, namespace)
-        self._hashes = []
+    def forget_hashes(self, namespace: str, weights_version: str = "") -> None:
+        """Begins its hashes anew, for blocks of a worker, or because the request has changed."""
+        request = self.request
+        self.root = NO_PARENT  # parent of its first block
+        self.origins: Origins | None = None
+        salt, adapter_id, extras = request.cache_salt, request.adapter_id, request.extras
+        if salt or namespace or weights_version or adapter_id or extras:
+            root = Root(salt, namespace, weights_version, adapter_id)
+            self.root, self.origins = root.hash, origins_of(root, extras)
+        self._hashes: dict[int, list[int]] = {}  # by block size
 
     def block_hashes(self, block_size: int) -> list[int]:
         """Hashes of the full blocks of `token_ids`, and possibly of more."""
@@ -153,7 +166,12 @@ class Sequence:
 
     def extend_hashes(self, token_ids: TokenIds, block_size: int) -> list[int]:
         """Hashes of at least the full blocks of `token_ids`, its first tokens; computed once."""
-        known = len(self._hashes)
-        parent = self._hashes[-1] if known else self.root or None
-        self._hashes += chain(token_ids[known * block_size :], block_size, parent)
-        return self._hashes
+        hashes = self._hashes.setdefault(block_size, [])
+        known = len(hashes)
+        parent = hashes[-1] if known else self.root or None
+        begin, extras = known * block_size, self.request.extras
+        if extras:
+            hashes += chain_with(extras, begin, token_ids[begin:], block_size, parent)
+        else:
+            hashes += chain(token_ids[begin:], block_size, parent)
+        return hashes

@@ -10,7 +10,7 @@ class Phase(Enum):
     """The phase of a request: how it runs, or why it waits."""
 
     QUEUE = "queue"  # has never run
-    GRAMMAR = "grammar"  # waits until the worker has prepared its grammar
+    PREPARING = "preparing"  # waits until the worker has prepared what it requires
     PREFILL = "prefill"  # runs; no token sampled since admission
     DECODE = "decode"  # runs, token by token
     PREEMPTED = "preempted"  # has run and waits to continue

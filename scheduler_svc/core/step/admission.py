@@ -19,7 +19,8 @@ from scheduler_svc.core.step.state import SchedulerState
 
 MAX_AWAITING = 64  # most sequences examined per step that await their fork group
 _HELD_BY_SLOTS, _HELD_BY_BUDGET = AdmissionHold(Cause.SLOTS), AdmissionHold(Cause.BUDGET)
-_HELD_BY_GRAMMAR, _HELD_BY_DRAIN = AdmissionHold(Cause.GRAMMAR), AdmissionHold(Cause.DRAIN)
+_HELD_BY_PREPARATION = AdmissionHold(Cause.PREPARATION)
+_HELD_BY_DRAIN = AdmissionHold(Cause.DRAIN)
 
 
 class _Outcome(Enum):
@@ -57,8 +58,10 @@ class Admission:
         self._state = state
         self._counters = counters
         self.reuse = Reuse(config, state)
-        # Per sequence without room: blocks that were free then, and how many more it needed.
-        self._blocked: dict[Sequence, tuple[int, int]] = {}
+        self._groups = config.groups
+        # By number of a sequence without room: blocks that were free then, and how many more it
+        # needed. One that moves away and comes back has another number.
+        self._blocked: dict[int, tuple[int, int]] = {}
 
     def reset(self) -> None:
         """Forgets what did not fit: the worker's blocks have changed."""
@@ -77,7 +80,7 @@ class Admission:
             sequence = state.waiting.take()
             if sequence is None:
                 break
-            if state.awaits_grammar(sequence):  # what was ready went with a worker
+            if state.requirements.must_wait(sequence):  # what was ready went with a worker
                 state.enqueue(sequence)
                 continue
             is_barred = sequence.num_awaited or sequence.is_suspect or self._is_shut_out(sequence)
@@ -94,7 +97,8 @@ class Admission:
         draft.hold = self._why_on_hold(draft, aside)
         for sequence in reversed(aside.everyone):
             state.waiting.put_back(sequence)
-        self._blocked = {s: self._blocked[s] for s in aside.passed if s in self._blocked}
+        blocked = self._blocked
+        self._blocked = {s.number: blocked[s.number] for s in aside.passed if s.number in blocked}
         if entered:
             state.join_running(entered)
 
@@ -104,7 +108,7 @@ class Admission:
         sequence = state.waiting.take() if state.free_slots else None
         if sequence is None:
             return False
-        if state.awaits_grammar(sequence):
+        if state.requirements.must_wait(sequence):
             state.enqueue(sequence)
             return False
         may_enter = sequence.is_suspect and not sequence.num_awaited
@@ -144,14 +148,15 @@ class Admission:
             if passed[0].num_awaited:
                 return AdmissionHold(Cause.TOKEN, first=passed[0].request.request_id)
             num_free, short = state.pool.num_free, {}
-            for sequence, (num_free_then, short_then) in self._blocked.items():
-                if sequence in passed:
-                    short[sequence.request.request_id] = short_then + num_free_then - num_free
+            by_number = {sequence.number: sequence.request.request_id for sequence in passed}
+            for number, (num_free_then, short_then) in self._blocked.items():
+                if number in by_number:
+                    short[by_number[number]] = short_then + num_free_then - num_free
             return AdmissionHold(Cause.BLOCKS, passed[0].request.request_id, short)
         if aside.everyone:
             return AdmissionHold(Cause.FORK_GROUP, first=aside.everyone[0].request.request_id)
         if not state.waiting.num_admissible:
-            return _HELD_BY_GRAMMAR
+            return _HELD_BY_PREPARATION
         return _HELD_BY_BUDGET if state.free_slots else _HELD_BY_SLOTS
 
     def _admit(self, draft: Draft, sequence: Sequence) -> _Outcome:
@@ -162,19 +167,20 @@ class Admission:
     def _try_to_enter(self, draft: Draft, sequence: Sequence) -> _Outcome:
         config, state = self._config, self._state
         num_free, is_sibling = state.pool.num_free, bool(sequence.request.fork_group)
-        if not is_sibling and sequence in self._blocked and num_free <= self._blocked[sequence][0]:
+        number = sequence.number
+        if not is_sibling and number in self._blocked and num_free <= self._blocked[number][0]:
             return _Outcome.NO_ROOM  # a second cache lookup would cost in proportion to the prompt
         start = self.reuse.find(sequence, draft.admitted)
         if start is None:
             return _Outcome.AWAITS_FORK_GROUP
         chunk, num_new = self._first_chunk(sequence, start, draft.budget)
         # Shared blocks without a holder leave the free queue as well.
-        short = num_new + state.pool.num_free_among(start.shared) - num_free
+        short = sum(num_new) + state.pool.num_free_among(start.all_shared) - num_free
         if short > 0:
-            self._blocked[sequence] = num_free, short
+            self._blocked[number] = num_free, short
             return _Outcome.NO_ROOM
-        self._blocked.pop(sequence, None)
-        block_ids = state.enter(sequence, start, num_new)
+        self._blocked.pop(number, None)
+        tables = state.enter(sequence, start, num_new)
         if sequence.num_cached is None:
             self._count_first(sequence, start)
             if config.policy is Policy.FAIR:
@@ -184,7 +190,7 @@ class Admission:
             # The step reads the blocks of the other sequence, which must not be freed before it
             # ends.
             draft.read_slots.append(start.sibling.slot)
-        self._draft_entry(draft, sequence, start.num_computed, chunk, block_ids)
+        self._draft_entry(draft, sequence, start.num_computed, chunk, tables)
         return _Outcome.ENTERED
 
     def _count_first(self, sequence: Sequence, start: Start) -> None:
@@ -198,17 +204,25 @@ class Admission:
         self._counters.prefix_query_tokens += len(sequence.token_ids)
         self._counters.prefix_hit_tokens += start.num_computed
 
-    def _first_chunk(self, sequence: Sequence, start: Start, budget: int) -> tuple[int, int]:
-        """Returns (tokens of the first chunk, new blocks needed for them and for the start)."""
+    def _first_chunk(self, sequence: Sequence, start: Start, budget: int) -> tuple[int, list[int]]:
+        """Returns (tokens of the first chunk, new blocks by group for them and for the start)."""
         config = self._config
         chunk = min(len(sequence.token_ids) - start.num_computed, budget)
         if config.long_prefill_token_threshold:
             chunk = min(chunk, config.long_prefill_token_threshold)
-        num_blocks = -(-(start.num_computed + chunk) // config.block_size)
-        return chunk, num_blocks - start.num_null - len(start.shared)
+        end, first = start.num_computed + chunk, self._groups[0]
+        needs = [-(-end // first.block_size) - start.num_null - len(start.shared)]
+        for group, table in zip(self._groups[1:], start.more, strict=True):
+            needs.append(-(-end // group.block_size) - table.num_null - len(table.shared))
+        return chunk, needs
 
     def _draft_entry(
-        self, draft: Draft, sequence: Sequence, num_cached: int, chunk: int, block_ids: list[int]
+        self,
+        draft: Draft,
+        sequence: Sequence,
+        num_cached: int,
+        chunk: int,
+        tables: list[list[int]],
     ) -> None:
         """Adds the first chunk of a sequence that has just received its slot to the draft."""
         table, slot = self._state.table, sequence.slot
@@ -225,18 +239,19 @@ class Admission:
             draft.admitted_sampled.append(slot)
         if self._config.enable_prefix_caching:
             # Shareable from now on, even within this step: a layer stores its KV before reading it.
-            seal_slot(table, self._state.pool.cache, slot)
+            seal_slot(table, self._state.pool.caches, slot)
         draft.admitted.append(
             EnteringSequence(
                 slot=slot,
                 request=sequence.request,
                 token_ids=sequence.token_ids,
                 num_computed_tokens=num_cached,
-                block_ids=block_ids,
+                block_ids=tables[0],
+                group_block_ids=tuple(tables[1:]),
                 num_first_cached_tokens=sequence.num_cached or 0,
                 stop_ids=sequence.stop_ids,
                 prompt_output_begin=prompt_output_begin,
-                preparation_id=self._state.grammars.entered(sequence),
+                preparations=self._state.requirements.entered(sequence),
             )
         )
         draft.admitted_chunks.append(chunk)
@@ -255,7 +270,7 @@ class Admission:
         if self._config.policy is not Policy.PRIORITY or not state.running.sequences:
             return
         head, running = state.waiting.peek(), list(state.running.sequences)
-        if head is None or head.num_awaited or state.awaits_grammar(head):
+        if head is None or head.num_awaited or state.requirements.must_wait(head):
             return
         if self._is_shut_out(head):
             return
@@ -267,10 +282,9 @@ class Admission:
         if start is None:
             return
         _, num_new = self._first_chunk(head, start, self._config.max_num_batched_tokens)
-        need = num_new + state.pool.num_free_among(start.shared)
+        need = sum(num_new) + state.pool.num_free_among(start.all_shared)
         victims = [s for s in running if is_more_urgent(head, s)]
-        table = state.table
-        to_gain = sum(int(table.num_blocks[s.slot] - table.num_null[s.slot]) for s in victims)
+        to_gain = sum(state.table.num_held(s.slot) for s in victims if s.slot is not None)
         if need > state.num_coming_blocks + to_gain:
             return
         while need > state.num_coming_blocks or not state.num_coming_slots:

@@ -111,7 +111,7 @@ class TokenUpdates:
         if self._config.enable_prefix_caching:
             # A granted step may still be taken back: only the tokens before this one are surely
             # computed.
-            seal(table, self._state.pool.cache, index, position)
+            seal(table, self._state.pool.caches, index, position)
         if self._state.share.is_shared:
             self._charge(index)
         facts = table.facts(index) if everyone is None else everyone.facts(table)
@@ -177,9 +177,9 @@ class TokenUpdates:
         with blaming(sequence.request.request_id):
             if sequence.slot == slot:
                 last = table.settle(slot, token_ids)
-                if self._config.enable_prefix_caching and last >= table.seal_at[slot]:
+                if self._config.enable_prefix_caching:
                     index = np.array([slot], dtype=np.intp)
-                    seal(table, state.pool.cache, index, np.array([last], dtype=np.int32))
+                    seal(table, state.pool.caches, index, np.array([last], dtype=np.int32))
                 if state.share.is_shared:
                     state.share.charge_output(sequence.request.tenant, len(token_ids))
             else:

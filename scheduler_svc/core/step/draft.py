@@ -11,6 +11,7 @@ from scheduler_svc.core.request.request import TokenIds
 from scheduler_svc.core.request.sequence import Sequence
 from scheduler_svc.core.step.plan import (
     AdmissionHold,
+    AppendedBlocks,
     EnteringSequence,
     PromptOutputRange,
     StepPlan,
@@ -71,6 +72,7 @@ class Draft:
     is_capped: bool = False  # the caller limits the prompt tokens below the config's budget
     appended_slots: list[int] = field(default_factory=list)
     appended_block_ids: list[int] = field(default_factory=list)
+    appended_to_groups: tuple[AppendedBlocks, ...] = ()  # after group 0, in order
     admitted: list[EnteringSequence] = field(default_factory=list)
     admitted_chunks: list[int] = field(default_factory=list)
     admitted_sampled: list[int] = field(default_factory=list)  # slots
@@ -79,6 +81,18 @@ class Draft:
     read_slots: list[int] = field(default_factory=list)  # of shared or copied blocks
     drafts: dict[int, TokenIds | WorkerDraft] = field(default_factory=dict)  # to be verified
     hold: AdmissionHold | None = None  # why waiting sequences were not admitted; None: none wait
+
+    def appended_to(self, group: int) -> tuple[list[int], list[int]]:
+        """The slots and block ids appended to tables of a group, to be added to."""
+        if not group:
+            return self.appended_slots, self.appended_block_ids
+        for appended in self.appended_to_groups:
+            if appended.group == group:
+                return appended.slots, appended.block_ids
+        appended = AppendedBlocks(group, [], [])
+        ordered = sorted((*self.appended_to_groups, appended), key=lambda one: one.group)
+        self.appended_to_groups = tuple(ordered)
+        return appended.slots, appended.block_ids
 
     def add_prompt_outputs(self, sequence: Sequence, slot: int, end: int) -> None:
         """Adds the prompt outputs due from a row that computes up to position `end`.

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from scheduler_svc.core.kv.block_moves import BlockMoves
 from scheduler_svc.core.kv.slots import Index, RunningSet, Slots
 from scheduler_svc.core.request.request import FinishReason, Request, TokenIds
+from scheduler_svc.core.request.requirement import Requirement
 from scheduler_svc.core.request.sequence import Sequence
 from scheduler_svc.core.request.timeline import Timeline
 
@@ -44,11 +45,22 @@ class EnteringSequence:
     request: Request
     token_ids: TokenIds
     num_computed_tokens: int
-    block_ids: list[int]
+    block_ids: list[int]  # of group 0
     num_first_cached_tokens: int  # prompt tokens cached at the first admission
     stop_ids: tuple[int, ...]  # masked by the worker until min_tokens
     prompt_output_begin: int = 0  # no prompt outputs are due before this position
-    preparation_id: int = 0  # of its grammar; 0: it has none, or the worker prepares none
+    # Ids of the preparations that it uses up, by what it requires.
+    preparations: Mapping[Requirement, int] = field(default_factory=dict)
+    group_block_ids: tuple[list[int], ...] = ()  # the block tables of groups after group 0
+
+
+@dataclass(frozen=True, slots=True)
+class AppendedBlocks:
+    """Blocks that block tables of one KV group gain."""
+
+    group: int
+    slots: list[int]  # may repeat
+    block_ids: list[int]  # one per slot
 
 
 class Cause(Enum):
@@ -59,7 +71,7 @@ class Cause(Enum):
     BLOCKS = "blocks"
     FORK_GROUP = "fork group"  # another of its fork group computes the first's prompt
     TOKEN = "token"  # the first in the queue awaits a token in flight
-    GRAMMAR = "grammar"  # all that wait await their grammar
+    PREPARATION = "preparation"  # all that wait await what they require
     DRAIN = "drain"  # the group takes no new sequence
     PREEMPTION = "preemption"  # a sequence was just preempted and must not be overtaken
 
@@ -128,6 +140,7 @@ class StepPlan:
     due_prompt_outputs: list[PromptOutputRange] = field(default_factory=list)  # in batch order
     prompt_ends: list[Sequence] = field(default_factory=list)  # end with this step, unsampled
     num_prefill_tokens: int = 0  # tokens of prompts, and of output that is computed again
+    appended_to_groups: tuple[AppendedBlocks, ...] = ()  # of the groups after group 0
     drafts: Drafts = field(default_factory=dict)  # that it verifies, part of num_scheduled
 
     @property

@@ -6,7 +6,6 @@ so that a long prompt never delays them), then prompts already begun, then waiti
 order of the policy.
 """
 
-from collections.abc import Iterable
 from dataclasses import replace
 
 import numpy as np
@@ -20,6 +19,7 @@ from scheduler_svc.core.request.sequence import Sequence
 from scheduler_svc.core.step.admission import Admission
 from scheduler_svc.core.step.budget import StepBudget
 from scheduler_svc.core.step.draft import Counters, Draft
+from scheduler_svc.core.step.growth import Growth
 from scheduler_svc.core.step.plan import NO_DRAFTS, AdmissionHold, Cause, Drafts, StepPlan
 from scheduler_svc.core.step.speculation import Speculation
 from scheduler_svc.core.step.state import SchedulerState
@@ -40,6 +40,8 @@ class Planner:
         self._budget = StepBudget(config)
         self._admission = Admission(config, state, self.counters)
         self._speculation = Speculation(config, state)
+        self._growth = Growth(config, state)
+        self._has_window = config.has_window
 
     def reset(self) -> None:
         """Forgets the worker: the next plan is for one that holds no sequences."""
@@ -60,7 +62,7 @@ class Planner:
         """Plans the next step; None when there is nothing to compute now."""
         self._budget.limit_prompts(most_prompt_tokens)
         self._admission.make_way()
-        if self._config.sliding_window:
+        if self._has_window:
             self._state.slide()
         if self._state.suspects and (draft := self._draft_suspect()) is not None:
             return self._commit(draft)
@@ -101,9 +103,9 @@ class Planner:
             return ()
         draft = Draft(self._next_step_id, slots, index, computed, planned)
         draft.num_steps = min(max_steps, int(left.min()))
-        if self._config.sliding_window:
+        if self._has_window:
             state.slide()
-        if not self._grow_for_grant(draft):
+        if not self._growth.grow_for_grant(draft):
             return ()
         first = self._commit(draft, is_grant=True)
         return first, *(self._repeat(first, later) for later in range(1, draft.num_steps))
@@ -126,20 +128,6 @@ class Planner:
         self._state.move_fence(last_step_id)
         self._previous_slots = None  # the worker's last step may not be the last one planned here
 
-    def _grow_for_grant(self, draft: Draft) -> bool:
-        """Allocates a grant's blocks, halving its steps to fit; False if not even one fits."""
-        room = self._state.table.capacity[draft.index] - draft.computed
-        while draft.num_steps:
-            rows = (room < draft.num_steps).nonzero()[0]
-            shortage = draft.num_steps - room[rows]
-            needs = (-(-shortage // self._config.block_size)).tolist()
-            total = sum(needs)
-            if total <= self._state.pool.num_free:
-                chunks = np.full(len(room), draft.num_steps, dtype=np.int32)
-                return not total or self._grow(draft, chunks, rows, needs)
-            draft.num_steps //= 2
-        return False
-
     def _repeat(self, first: StepPlan, later: int) -> StepPlan:
         """The step of a grant that comes `later` steps after its first."""
         return replace(
@@ -148,6 +136,7 @@ class Planner:
             freed_slots=[],
             appended_slots=[],
             appended_block_ids=[],
+            appended_to_groups=(),
             same_rows=True,
             num_computed=first.num_computed + later,
             preempted=[],
@@ -183,12 +172,8 @@ class Planner:
             return None
         self._budget.share(chunks)
         draft = Draft(self._next_step_id, index.astype(np.int32), index, computed, planned)
-        shortage = int(computed[0] + chunks[0] - table.capacity[slot])
-        num_blocks = max(-(-shortage // self._config.block_size), 0)
-        if num_blocks > self._state.pool.num_free:
+        if not self._growth.grow_alone(draft, slot, int(computed[0] + chunks[0])):
             return None
-        if num_blocks:
-            self._append(draft, slot, num_blocks)
         draft.keep(chunks)
         return draft
 
@@ -211,88 +196,23 @@ class Planner:
         budget = self._budget.beside(len(index)) if is_decode_step else self._budget.share(chunks)
         if drafts and self._speculation.add(draft, chunks, drafts, budget):
             is_decode_step = False
-        if not is_decode_step:
-            shortage = computed + chunks - table.capacity[index]
-            rows = (shortage > 0).nonzero()[0]
-            needs = (-(-shortage[rows] // self._config.block_size)).tolist()
+        if table.more:
+            is_decode_step &= self._growth.grow_all(draft, chunks)
         else:
-            rows = (computed >= table.capacity[index]).nonzero()[0]
-            needs = [1] * len(rows)
-        if len(rows) and not self._grow(draft, chunks, rows, needs):
-            is_decode_step = False
+            if not is_decode_step:
+                shortage = computed + chunks - table.capacity[index]
+                rows = (shortage > 0).nonzero()[0]
+                needs = (-(-shortage[rows] // self._config.block_size)).tolist()
+            else:
+                rows = (computed >= table.capacity[index]).nonzero()[0]
+                needs = [1] * len(rows)
+            if len(rows) and not self._growth.grow(draft, chunks, rows, needs):
+                is_decode_step = False
         if not is_decode_step:
             draft.keep(chunks)
         num_tokens = len(index) if is_decode_step else int(chunks.sum())
         draft.budget, draft.is_capped = budget - num_tokens, budget < self._budget.most
         return draft
-
-    def _grow(
-        self,
-        draft: Draft,
-        chunks: NDArray[np.int32],
-        rows: NDArray[np.intp],
-        needs: list[int],
-    ) -> bool:
-        """Allocates `needs[i]` blocks for `rows[i]`; False when some rows had to do without."""
-        total = sum(needs)
-        if total > self._state.pool.num_free:
-            self._grow_under_pressure(draft, chunks, zip(rows.tolist(), needs, strict=True))
-            return False
-        if total > len(rows):
-            for slot, need in zip(draft.slots[rows].tolist(), needs, strict=True):
-                self._append(draft, slot, need)
-            return True
-        block_ids = self._state.pool.take(total)
-        self._state.table.append_block_each(draft.index[rows], block_ids)
-        draft.appended_slots += draft.slots[rows].tolist()
-        draft.appended_block_ids += block_ids
-        return True
-
-    def _append(self, draft: Draft, slot: int, num_blocks: int) -> None:
-        block_ids = self._state.pool.take(num_blocks)
-        self._state.table.append_blocks(slot, block_ids)
-        draft.appended_slots += [slot] * num_blocks
-        draft.appended_block_ids += block_ids
-
-    def _grow_under_pressure(
-        self, draft: Draft, chunks: NDArray[np.int32], needs: Iterable[tuple[int, int]]
-    ) -> None:
-        """Allocates blocks row by row, in order of admission, preempting the last running ones.
-
-        A row only ever loses to an earlier one, so a victim has no blocks from this draft yet.
-        """
-        running = list(self._state.running.sequences)
-        for row, need in needs:
-            if row >= len(running):  # preempted in favour of an earlier row
-                break
-            if self._make_room(row, need, running):
-                self._append(draft, int(draft.slots[row]), need)
-            else:
-                chunks[row] = 0
-        chunks[len(running) :] = 0
-        self._state.renew_running()
-
-    def _make_room(self, row: int, need: int, running: list[Sequence]) -> bool:
-        """Preempts from the end of `running`, finally the row itself, until `need` are free."""
-        state = self._state
-        while need > state.pool.num_free:
-            if need <= state.pool.num_free + state.num_fenced_blocks:
-                return False  # enough blocks will be free soon: this row skips the step
-            if self._may_slide(running):
-                return False
-            state.preempt(running.pop())
-            if row >= len(running):
-                return False
-        return True
-
-    def _may_slide(self, running: list[Sequence]) -> bool:
-        """Whether the only running sequence will free blocks once the steps in flight are done.
-
-        Those steps decide how far its window reaches; with none in flight it has room.
-        """
-        slot = running[-1].slot
-        is_in_flight = self._state.table.last_step[slot] > self._state.acked_step
-        return bool(self._config.sliding_window and len(running) == 1 and is_in_flight)
 
     # --- the plan --------------------------------------------------------------------------------
 
@@ -316,6 +236,7 @@ class Planner:
             new_sequences=draft.admitted,
             appended_slots=draft.appended_slots,
             appended_block_ids=draft.appended_block_ids,
+            appended_to_groups=draft.appended_to_groups,
             same_rows=chunks is None and slots is self._previous_slots,
             slots=slots,
             num_scheduled=chunks,
@@ -371,7 +292,7 @@ class Planner:
             # A step that reads these prompt blocks runs no earlier, so they can be shared from now
             # on.
             covered = np.minimum(after, table.num_tokens[index])
-            seal(table, self._state.pool.cache, index, covered)
+            seal(table, self._state.pool.caches, index, covered)
         sampled: Slots = draft.slots[samples]
         return sampled
 

@@ -5,12 +5,13 @@ fork group, which computed the same prompt. This module changes nothing; admissi
 with the most tokens.
 """
 
+from scheduler_svc.core.kv.common_hit import common_hit
 from scheduler_svc.core.kv.host_pool import Swapped
-from scheduler_svc.core.kv.sliding_window import first_read
+from scheduler_svc.core.kv.prefix_cache import PrefixCache
 from scheduler_svc.core.request.config import SchedulerConfig
 from scheduler_svc.core.request.sequence import Sequence, Status
 from scheduler_svc.core.step.plan import EnteringSequence
-from scheduler_svc.core.step.start import Start
+from scheduler_svc.core.step.start import Start, TableStart
 from scheduler_svc.core.step.state import SchedulerState
 
 
@@ -19,6 +20,7 @@ class Reuse:
 
     def __init__(self, config: SchedulerConfig, state: SchedulerState) -> None:
         self._config = config
+        self._groups = config.groups
         self._state = state
 
     def find(self, sequence: Sequence, entered: list[EnteringSequence]) -> Start | None:
@@ -28,7 +30,7 @@ class Reuse:
         sequences in `entered`, admitted to this very step, can be copied only in the next.
         """
         if self._config.has_states:
-            return Start()
+            return self._nothing()
         start = self.cached(sequence)
         swapped = self._state.host.find(sequence)
         if swapped is not None:
@@ -37,34 +39,43 @@ class Reuse:
             return self._forked(sequence, start, entered)
         return start
 
+    def _nothing(self) -> Start:
+        return Start(more=tuple(TableStart() for _ in self._groups[1:]))
+
     def cached(self, sequence: Sequence) -> Start:
         """The start after the longest cached prefix that may be skipped."""
-        config = self._config
+        config, groups = self._config, self._groups
         if not config.enable_prefix_caching or sequence.is_private:
-            return Start()
-        token_ids, size = sequence.token_ids, config.block_size
-        hashes = sequence.block_hashes(size)[: sequence.num_skippable // size]
-        cache = self._state.pool.cache
-        if not config.sliding_window:
-            shared = cache.lookup(hashes, token_ids, sequence.root)
-            return Start(len(shared) * size, shared=shared)
-        num_null, shared = cache.lookup_window(
-            hashes, token_ids, sequence.root, config.sliding_window
-        )
-        return Start((num_null + len(shared)) * size, num_null, shared)
+            return self._nothing()
+        pool, most = self._state.pool, sequence.num_skippable
+        if len(groups) == 1 and groups[0].window is None:
+            return self._cached_by_one(sequence, pool.cache, most)
+        num_computed, hits = common_hit(groups, pool.caches, sequence, most)
+        return Start.of(num_computed, [TableStart(hit.num_null, hit.shared) for hit in hits])
+
+    def _cached_by_one(self, sequence: Sequence, cache: PrefixCache, most: int) -> Start:
+        size, origins = self._config.block_size, None
+        hashes = sequence.block_hashes(size)[: most // size]
+        if sequence.origins is not None:
+            origins = sequence.origins.of_blocks(0, len(hashes), size)
+        shared = cache.lookup(hashes, sequence.token_ids, sequence.root, origins)
+        return Start(len(shared) * size, shared=shared)
 
     def _swapped(self, sequence: Sequence, swapped: Swapped, cached: Start) -> Start:
         # Granted steps that were taken back after the preemption counted as computed at that time.
         num_computed = min(swapped.num_computed, sequence.num_skippable)
-        size, window = self._config.block_size, self._config.sliding_window
-        num_null = first_read(num_computed, window) // size
-        if num_computed <= cached.num_computed or swapped.num_null > num_null:
+        if num_computed <= cached.num_computed:
             return cached
-        shared = [] if window else cached.shared
-        begin = num_null - swapped.num_null + len(shared)
-        end = -(-num_computed // size) - swapped.num_null
-        host_blocks = swapped.host_blocks[begin:end]
-        return Start(num_computed, num_null, shared, host_blocks)
+        tables = []
+        for group, stored, hit in zip(self._groups, swapped.tables, cached.tables, strict=True):
+            num_null = group.num_null(num_computed)
+            if stored.num_null > num_null:
+                return cached
+            shared = hit.shared if group.window is None else []
+            begin = num_null - stored.num_null + len(shared)
+            end = -(-num_computed // group.block_size) - stored.num_null
+            tables.append(TableStart(num_null, shared, stored.host_blocks[begin:end]))
+        return Start.of(num_computed, tables)
 
     def _forked(
         self, sequence: Sequence, start: Start, entered: list[EnteringSequence]
@@ -87,19 +98,16 @@ class Reuse:
         return None if is_awaited else start
 
     def _fork(self, sibling: Sequence, slot: int, num_computed: int) -> Start | None:
-        size, table = self._config.block_size, self._state.table
-        num_null = first_read(num_computed, self._config.sliding_window) // size
-        if table.num_null[slot] > num_null:
-            return None  # it has gone on and freed blocks that this one would read
-        num_full, rest = divmod(num_computed, size)
-        block_ids = table.blocks(slot)
-        return Start(
-            num_computed,
-            num_null,
-            shared=block_ids[num_null:num_full],
-            copied_from=block_ids[num_full] if rest else None,
-            sibling=sibling,
-        )
+        tables = []
+        for table in self._state.table.tables:
+            num_null = table.group.num_null(num_computed)
+            if table.num_null[slot] > num_null:
+                return None  # it has gone on and freed blocks that this one would read
+            num_full, rest = divmod(num_computed, table.block_size)
+            block_ids = table.blocks(slot)
+            copied_from = block_ids[num_full] if rest else None
+            tables.append(TableStart(num_null, block_ids[num_null:num_full], [], copied_from))
+        return Start.of(num_computed, tables, sibling)
 
     @staticmethod
     def _is_dated(sequence: Sequence) -> bool:

@@ -69,6 +69,6 @@ class Speculation:
 
     def _has_blocks(self, draft: Draft, chunks: NDArray[np.int32]) -> bool:
         """Whether the step's rows [rows] need no more blocks than are free."""
-        shortage = draft.computed + chunks - self._state.table.capacity[draft.index]
-        needs = -(-np.maximum(shortage, 0) // self._config.block_size)
-        return int(needs.sum()) <= self._state.pool.num_free
+        after, tables = draft.computed + chunks, self._state.table.tables
+        needs = sum(int(table.lacking(draft.index, after).sum()) for table in tables)
+        return needs <= self._state.pool.num_free

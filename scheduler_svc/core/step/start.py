@@ -6,6 +6,16 @@ from scheduler_svc.core.request.sequence import Sequence
 
 
 @dataclass(frozen=True, slots=True)
+class TableStart:
+    """The blocks of one KV group that hold what an admitted sequence need not compute."""
+
+    num_null: int = 0  # leading blocks before every window
+    shared: list[int] = field(default_factory=list)
+    host_blocks: list[int] = field(default_factory=list)
+    copied_from: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Start:
     """KV that an admitted sequence need not compute.
 
@@ -14,8 +24,37 @@ class Start:
     """
 
     num_computed: int = 0  # tokens with KV before the step computes
-    num_null: int = 0  # leading blocks before every window
+    num_null: int = 0  # leading blocks before every window; of group 0, as the next ones
     shared: list[int] = field(default_factory=list)
     host_blocks: list[int] = field(default_factory=list)
     copied_from: int | None = None
     sibling: Sequence | None = None  # sequence that holds the shared or copied blocks
+    more: tuple[TableStart, ...] = ()  # of the groups after group 0
+
+    @classmethod
+    def of(
+        cls, num_computed: int, tables: list[TableStart], sibling: Sequence | None = None
+    ) -> "Start":
+        """The start with these tables, by group."""
+        first, *more = tables
+        return cls(
+            num_computed,
+            first.num_null,
+            first.shared,
+            first.host_blocks,
+            first.copied_from,
+            sibling,
+            tuple(more),
+        )
+
+    @property
+    def tables(self) -> "tuple[Start | TableStart, ...]":
+        """The blocks of each group."""
+        return (self, *self.more)
+
+    @property
+    def all_shared(self) -> list[int]:
+        """The shared blocks of all groups."""
+        if not self.more:
+            return self.shared
+        return [block_id for table in self.tables for block_id in table.shared]

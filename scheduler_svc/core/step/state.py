@@ -12,18 +12,19 @@ import numpy as np
 
 from scheduler_svc.core.kv.block_moves import BlockMoves
 from scheduler_svc.core.kv.block_pool import BlockPool
+from scheduler_svc.core.kv.block_table import BlockTable, TableRow
 from scheduler_svc.core.kv.host_pool import HostPool
 from scheduler_svc.core.kv.prefix_cache import NULL_BLOCK
 from scheduler_svc.core.kv.slots import RunningSet, SlotTable
 from scheduler_svc.core.queue.fair_share import FairShare
 from scheduler_svc.core.queue.fork_groups import ForkGroups
-from scheduler_svc.core.queue.grammar_waits import GrammarWaits
 from scheduler_svc.core.queue.policies import make_order
+from scheduler_svc.core.queue.requirement_waits import RequirementWaits
 from scheduler_svc.core.queue.waiting import WaitingQueue
 from scheduler_svc.core.request.config import Preemption, SchedulerConfig
 from scheduler_svc.core.request.sequence import Sequence, Status
 from scheduler_svc.core.request.timeline import Phase
-from scheduler_svc.core.step.start import Start
+from scheduler_svc.core.step.start import Start, TableStart
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +42,11 @@ class SchedulerState:
     def __init__(self, config: SchedulerConfig) -> None:
         self.config = config
         self.share = FairShare(config.tenant_weights)
-        # Prepared grammars take memory of the worker, so not all of a long queue are.
-        self.grammars = GrammarWaits(max_prepared=2 * config.max_num_seqs)
-        self.waiting = WaitingQueue(make_order(config, self.share), self.grammars)
-        self.table = SlotTable(config.max_num_seqs, config.max_model_len, config.block_size)
+        # What is prepared takes memory of the worker, so it is not for all of a long queue.
+        max_prepared = 2 * config.max_num_seqs
+        self.requirements = RequirementWaits(config.prepared_kinds, max_prepared)
+        self.waiting = WaitingQueue(make_order(config, self.share), self.requirements)
+        self.table = SlotTable(config.max_num_seqs, config.max_model_len, config.groups)
         self.fork_groups = ForkGroups()
         self.suspects: set[Sequence] = set()  # the live ones that compute alone
         self.num_preemptions = 0
@@ -53,7 +55,8 @@ class SchedulerState:
         self.now_s = 0.0  # latest time reported by the shell
         self.acked_step = 0
         self._num_evictions_before = 0  # of earlier workers' pools
-        self.pool = BlockPool(config.num_blocks, config.block_size)
+        self._block_sizes = [group.block_size for group in config.groups]
+        self.pool = BlockPool(config.num_blocks, *self._block_sizes)
         self.is_worker_away = False
         self.is_closed = False  # no sequence enters that has not run
         self._next_number = 0
@@ -63,8 +66,8 @@ class SchedulerState:
         """Frees all slots and blocks, as on a worker that has just started."""
         self.host = HostPool(num_host_blocks)
         self._moves = BlockMoves()  # since the last plan
-        self._num_evictions_before += self.pool.cache.num_evictions
-        self.pool = BlockPool(num_blocks, self.config.block_size)
+        self._num_evictions_before += self.pool.num_evictions
+        self.pool = BlockPool(num_blocks, *self._block_sizes)
         self.running = RunningSet(())
         self.free_slots = list(reversed(range(self.config.max_num_seqs)))
         self.freed_slots: list[int] = []  # since the last plan, to be reported to the worker
@@ -133,34 +136,32 @@ class SchedulerState:
     @property
     def num_evictions(self) -> int:
         """Cached blocks handed out anew since the start, over all workers."""
-        return self._num_evictions_before + self.pool.cache.num_evictions
+        return self._num_evictions_before + self.pool.num_evictions
 
-    def enter(self, sequence: Sequence, start: Start, num_new_blocks: int) -> list[int]:
-        """Moves a waiting sequence into a slot; returns its block table.
+    def enter(self, sequence: Sequence, start: Start, num_new_blocks: list[int]) -> list[list[int]]:
+        """Moves a waiting sequence into a slot; returns its block tables, by group.
 
-        The table has null blocks, then the start's shared blocks, then `num_new_blocks` new ones.
-        The caller has checked that a slot and enough blocks are free, and adds it to the running
-        set.
+        A table has null blocks, then the start's shared blocks, then new ones, so many for each
+        group. The caller has checked that a slot and enough blocks are free, and adds the sequence
+        to the running set.
         """
-        self.pool.share(start.shared)
-        new_blocks = self.pool.take(num_new_blocks)
-        self._fill(start, new_blocks)
+        self.pool.share(start.all_shared)
+        rows = []
+        for group, num_new in enumerate(num_new_blocks):
+            table = start.more[group - 1] if group else start
+            new_blocks = self.pool.take(num_new)
+            self._fill(table, new_blocks)
+            block_ids = [NULL_BLOCK] * table.num_null + table.shared + new_blocks
+            num_known = len(block_ids) - num_new
+            num_sealed = num_known if self.config.enable_prefix_caching else 0
+            rows.append(TableRow(block_ids, table.num_null, num_sealed))
         self.host.release(sequence)
-        block_ids = [NULL_BLOCK] * start.num_null + start.shared + new_blocks
-        num_sealed = start.num_null + len(start.shared) if self.config.enable_prefix_caching else 0
-        self.table.enter(
-            sequence,
-            self.free_slots.pop(),
-            block_ids,
-            start.num_computed,
-            start.num_null,
-            num_sealed,
-        )
+        self.table.enter(sequence, self.free_slots.pop(), start.num_computed, rows)
         sequence.timeline.enter(Phase.PREFILL, self.now_s)
-        return block_ids
+        return [row.block_ids for row in rows]
 
-    def _fill(self, start: Start, new_blocks: list[int]) -> None:
-        """Adds the copies that the worker makes into the first new blocks."""
+    def _fill(self, start: Start | TableStart, new_blocks: list[int]) -> None:
+        """Adds the copies that the worker makes into the first new blocks of a table."""
         if start.host_blocks:
             self._moves.from_host.extend(start.host_blocks)
             self._moves.swapped_in.extend(new_blocks[: len(start.host_blocks)])
@@ -198,8 +199,9 @@ class SchedulerState:
 
         The slot may be fenced: its row still lists the blocks.
         """
-        for block_id in self.table.held_blocks(slot):
-            self.pool.cache.evict(block_id)
+        for table, cache in zip(self.table.tables, self.pool.caches, strict=True):
+            for block_id in table.held_blocks(slot):
+                cache.evict(block_id)
 
     def preempt(self, sequence: Sequence) -> None:
         """Sends a running sequence back to the queue with its tokens, and its KV if swapped out."""
@@ -212,17 +214,12 @@ class SchedulerState:
         sequence.timeline.enter(Phase.PREEMPTED, self.now_s)
         self.enqueue(sequence)
 
-    def awaits_grammar(self, sequence: Sequence) -> bool:
-        """Whether a sequence without a slot may not enter one before its grammar is ready."""
-        needs_one = self.config.prepares_grammars and sequence.request.has_grammar
-        return needs_one and not sequence.preparation_id
-
     def enqueue(self, sequence: Sequence) -> None:
-        """Adds a sequence to the queue: one that has run first, one without its grammar apart."""
-        if self.awaits_grammar(sequence):
+        """Adds a sequence to the queue: one that has run first, one that requires more apart."""
+        if self.requirements.must_wait(sequence):
             self.waiting.hold(sequence)
             if not self.is_worker_away:
-                sequence.timeline.enter(Phase.GRAMMAR, self.now_s)
+                sequence.timeline.enter(Phase.PREPARING, self.now_s)
         elif sequence.status is Status.PREEMPTED:
             self.waiting.put_back(sequence)
         else:
@@ -237,29 +234,38 @@ class SchedulerState:
         assert slot is not None
         if slot in table.drafting_slots:
             return False  # how much of its KV will be valid is not known
-        num_computed, num_null = int(table.num_computed[slot]), int(table.num_null[slot])
-        num_blocks = -(-num_computed // self.config.block_size) - num_null
-        host_blocks = self.host.put(sequence, num_blocks, num_computed, num_null)
-        if host_blocks is None:
+        num_computed, sizes = int(table.num_computed[slot]), []
+        for blocks in table.tables:
+            num_null = int(blocks.num_null[slot])
+            sizes.append((num_null, -(-num_computed // blocks.block_size) - num_null))
+        swapped = self.host.put(sequence, num_computed, sizes)
+        if swapped is None:
             return False
-        self._moves.swapped_out.extend(table.held_blocks(slot)[:num_blocks])
-        self._moves.to_host.extend(host_blocks)
-        self.num_swapped_out += num_blocks
+        for blocks, stored in zip(table.tables, swapped.tables, strict=True):
+            num_blocks = len(stored.host_blocks)
+            self._moves.swapped_out.extend(blocks.held_blocks(slot)[:num_blocks])
+            self._moves.to_host.extend(stored.host_blocks)
+            self.num_swapped_out += num_blocks
         return True
 
     def slide(self) -> None:
-        """Frees the blocks before the attention window of every later token."""
-        table, index = self.table, self.running.index
+        """Frees the blocks before the attention window of every later token, of each group."""
+        for table in self.table.tables:
+            if table.group.window is not None:
+                self._slide(table, table.group.window)
+
+    def _slide(self, table: BlockTable, window: int) -> None:
+        slots, index = self.table, self.running.index
         # Steps in flight compute known tokens and the ones after them.
-        computed = np.minimum(table.num_computed[index], table.num_tokens[index] - 1)
-        num_null = (computed - self.config.sliding_window + 1) // self.config.block_size
+        computed = np.minimum(slots.num_computed[index], slots.num_tokens[index] - 1)
+        num_null = (computed - window + 1) // table.block_size
         for row in (num_null > table.num_null[index]).nonzero()[0].tolist():
             slot = int(index[row])
             block_ids = table.drop_blocks(slot, int(num_null[row]))
-            if table.last_step[slot] <= self.acked_step:
+            if slots.last_step[slot] <= self.acked_step:
                 self.pool.release(block_ids)
             else:
-                self._fenced.append(_Fenced(int(table.last_step[slot]), None, block_ids))
+                self._fenced.append(_Fenced(int(slots.last_step[slot]), None, block_ids))
                 self.num_fenced_blocks += len(block_ids)
 
     def forget_prefixes(self) -> int:
@@ -274,12 +280,12 @@ class SchedulerState:
             assert sequence.slot is not None
             sequence.is_private = True
             self.table.never_seal(sequence.slot)
-        return self.pool.cache.clear()
+        return self.pool.forget_contents()
 
     def set_priority(self, sequence: Sequence, priority: int) -> None:
         """Changes the priority of a live sequence, running or waiting."""
         changed = replace(sequence.request, priority=priority)
-        if sequence.status is Status.WAITING_FOR_GRAMMAR:
+        if sequence.status is Status.PREPARING:
             sequence.request = changed
         elif sequence.status is Status.RUNNING:
             sequence.request = changed
@@ -335,7 +341,7 @@ class SchedulerState:
             assert sequence.slot is not None
             self.table.leave(sequence.slot, Status.PREEMPTED)
             self.enqueue(sequence)
-        self.grammars.worker_lost()
+        self.requirements.worker_lost()
         self.clear(num_blocks, num_host_blocks)
         return len(survivors)
 

@@ -8,7 +8,14 @@ import numpy as np
 
 from pagewire.v1 import types_pb2, worker_pb2
 from scheduler_svc.convert import to_logprobs, to_result, to_state, to_step
-from scheduler_svc.core import FinishReason, Request, Scheduler, SchedulerConfig, StepPlan
+from scheduler_svc.core import (
+    GRAMMAR,
+    FinishReason,
+    Request,
+    Scheduler,
+    SchedulerConfig,
+    StepPlan,
+)
 from scheduler_svc.core.invariants import check_invariants
 from scheduler_svc.core.step.plan import NO_DRAFTS
 from scheduler_svc.sampling import resolve
@@ -114,7 +121,7 @@ class Joined:
                 handle=handle,
                 fork_group=fork_group,
                 tenant=tenant,
-                has_grammar=bool(sampling.grammar),
+                requirements=(GRAMMAR,) if sampling.grammar else (),
                 skip_speculation=params.skip_speculation,
             )
         )

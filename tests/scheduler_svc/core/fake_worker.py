@@ -13,6 +13,7 @@ import numpy as np
 from scheduler_svc.core import (
     BlockMoves,
     EnteringSequence,
+    KvGroup,
     Preparation,
     Preparations,
     ReceivedPromptOutput,
@@ -20,8 +21,7 @@ from scheduler_svc.core import (
     StepPlan,
     StepResult,
 )
-from scheduler_svc.core.request.block_hash import root_of
-from scheduler_svc.core.request.request import TokenIds
+from scheduler_svc.core.request.request import Extra, Extras, TokenIds
 from scheduler_svc.core.step.plan import WorkerDraft
 
 Content = int  # hash of a token and all tokens before it
@@ -33,12 +33,27 @@ def sampled_token(request_id: str, position: int, vocab_size: int) -> int:
     return zlib.crc32(f"{request_id}/{position}".encode()) % vocab_size
 
 
+def picture_at(extras: Extras, position: int) -> Extra | None:
+    """The picture that a position shows a part of."""
+    return next((extra for extra in extras if extra.begin <= position < extra.end), None)
+
+
+def content_of(before: Content, token_id: int, picture: Extra | None) -> Content:
+    """The content of a position, given that of the one before it."""
+    return hash((before, token_id) if picture is None else (before, token_id, picture))
+
+
+def in_group(group: int, content: Content) -> Content:
+    """The content of a position in a KV group: no two groups have the same."""
+    return hash((group, content)) if group else content
+
+
 @dataclass
 class _Slot:
     request: Request
     token_ids: list[int]
     num_computed: int
-    block_ids: list[int]
+    tables: list[list[int]]  # block ids by group
     root: Content  # parent of the first token
     contents: list[Content] = field(default_factory=list)  # per token
     prompt_output_begin: int = 0
@@ -47,27 +62,29 @@ class _Slot:
         """The content that the KV of a position must have been computed from."""
         while len(self.contents) <= position:
             before = self.contents[-1] if self.contents else self.root
-            self.contents.append(hash((before, self.token_ids[len(self.contents)])))
+            place = len(self.contents)
+            picture = picture_at(self.request.extras, place)
+            self.contents.append(content_of(before, self.token_ids[place], picture))
         return self.contents[position]
 
 
 class FakeWorker:
     """Executes plans in order; asserts that a real worker could execute each."""
 
-    def __init__(self, block_size: int, vocab_size: int, sliding_window: int = 0) -> None:
-        self.block_size = block_size
+    def __init__(self, groups: tuple[KvGroup, ...], vocab_size: int) -> None:
+        self.groups = groups
         self.vocab_size = vocab_size
-        self.sliding_window = sliding_window
         self.kv: dict[tuple[int, int], Content] = {}  # (block, offset) to content
         self.host_kv: dict[tuple[int, int], Content] = {}  # (host block, offset) to content
         self.slots: dict[int, _Slot] = {}
         self.received_for: dict[
             int, list[Request]
         ] = {}  # step id to the requests with prompt outputs
-        self.preparing: dict[int, Preparation] = {}  # grammars asked for, not answered
+        self.preparing: dict[int, Preparation] = {}  # asked for, not answered
         self.prepared: dict[int, Preparation] = {}
         self.last_step_id: int | None = None
-        self.roots: dict[int, Content] = {}  # parent of first blocks by its hash
+        # Parent of first blocks by salt and adapter.
+        self.roots: dict[tuple[str, str], Content] = {}
         self._previous_rows: list[int] = []
         self._num_resets = 0
         self._root_of: dict[str, Content] = {}  # request id to the root of its computed KV
@@ -111,20 +128,27 @@ class FakeWorker:
         # A later sequence may share at once blocks that are swapped in for an earlier one.
         swapped_in = set(plan.moves.swapped_in) if plan.moves is not None else set()
         for new in plan.new_sequences:
-            is_swapped_in = not swapped_in.isdisjoint(new.block_ids)
-            swapped_in -= set(new.block_ids)
+            tables = [list(new.block_ids), *map(list, new.group_block_ids)]
+            assert len(tables) == len(self.groups)
+            held = {block_id for table in tables for block_id in table}
+            is_swapped_in = not swapped_in.isdisjoint(held)
+            swapped_in -= held
             assert new.slot not in self.slots, f"slot {new.slot} given away twice"
-            self._use_grammar(new)
+            self._use_preparations(new)
             self.slots[new.slot] = _Slot(
                 new.request,
                 new.token_ids.tolist(),
                 new.num_computed_tokens,
-                list(new.block_ids),
+                tables,
                 self._root(new.request, is_swapped_in),
                 prompt_output_begin=new.prompt_output_begin,
             )
         for slot, block_id in zip(plan.appended_slots, plan.appended_block_ids, strict=True):
-            self.slots[slot].block_ids.append(block_id)
+            self.slots[slot].tables[0].append(block_id)
+        for group in plan.appended_to_groups:
+            assert 0 < group.group < len(self.groups)
+            for slot, block_id in zip(group.slots, group.block_ids, strict=True):
+                self.slots[slot].tables[group.group].append(block_id)
         if plan.moves is not None:
             self._move(plan.moves)
 
@@ -137,18 +161,18 @@ class FakeWorker:
             assert wanted.preparation_id not in {*self.preparing, *self.prepared}
             self.preparing[wanted.preparation_id] = wanted
 
-    def finish_grammar(self, preparation_id: int) -> None:
-        """Keeps a prepared grammar for its sequence."""
+    def finish_preparation(self, preparation_id: int) -> None:
+        """Keeps a prepared requirement for its sequence."""
         self.prepared[preparation_id] = self.preparing.pop(preparation_id)
 
-    def _use_grammar(self, new: EnteringSequence) -> None:
-        if not new.preparation_id:
-            return
-        prepared = self.prepared.pop(new.preparation_id)
-        assert prepared.request.request_id == new.request.request_id, "another one's grammar"
-        known = prepared.output_token_ids.tolist()
-        output = new.token_ids[len(new.request.prompt_token_ids) :].tolist()
-        assert output[: len(known)] == known, "prepared for another output"
+    def _use_preparations(self, new: EnteringSequence) -> None:
+        for requirement, preparation_id in new.preparations.items():
+            prepared = self.prepared.pop(preparation_id)
+            assert prepared.requirement == requirement, "another requirement"
+            assert prepared.request.request_id == new.request.request_id, "another one's"
+            known = prepared.output_token_ids.tolist()
+            output = new.token_ids[len(new.request.prompt_token_ids) :].tolist()
+            assert output[: len(known)] == known, "prepared for another output"
 
     def _root(self, request: Request, is_swapped_in: bool) -> Content:
         """The parent of a request's first block. Two sequences may share KV if theirs are the same.
@@ -160,8 +184,9 @@ class FakeWorker:
         elif is_swapped_in:
             root = self._root_of[request.request_id]
         else:
-            fresh = hash((request.cache_salt, len(self.roots), self._num_resets))
-            root = self.roots.setdefault(root_of(request.cache_salt), fresh)
+            key = request.cache_salt, request.adapter_id
+            fresh = hash((key, len(self.roots), self._num_resets))
+            root = self.roots.setdefault(key, fresh)
         self._root_of[request.request_id] = root
         return root
 
@@ -177,7 +202,7 @@ class FakeWorker:
             assert len(set(targets)) == len(targets), "two contents for one block"
 
     def _copy(self, source: _Memory, block: int, target: _Memory, to_block: int) -> None:
-        for offset in range(self.block_size):
+        for offset in range(max(group.block_size for group in self.groups)):
             content = source.get((block, offset))
             if content is None:
                 target.pop((to_block, offset), None)
@@ -208,25 +233,26 @@ class FakeWorker:
             slot = self.slots[row]
             assert count > 0
             for position in range(slot.num_computed, slot.num_computed + count):
-                cell = self._cell(slot, position)
-                assert cell not in written, f"two rows of a step write to {cell}"
-                written.add(cell)
-                self.kv[cell] = slot.content(position)
+                for group in range(len(self.groups)):
+                    cell = self._cell(slot, group, position)
+                    assert cell not in written, f"two rows of a step write to {cell}"
+                    written.add(cell)
+                    self.kv[cell] = in_group(group, slot.content(position))
 
     def _read(self, row: int, count: int) -> None:
-        slot = self.slots[row]
-        for position in range(self._first_read(slot.num_computed), slot.num_computed + count):
-            found = self.kv.get(self._cell(slot, position))
-            name = slot.request.request_id
-            assert found == slot.content(position), f"{name} reads a stranger's KV at {position}"
+        slot, name = self.slots[row], self.slots[row].request.request_id
+        for index, group in enumerate(self.groups):
+            first = 0 if group.window is None else max(0, slot.num_computed - group.window + 1)
+            for position in range(first, slot.num_computed + count):
+                found = self.kv.get(self._cell(slot, index, position))
+                expected = in_group(index, slot.content(position))
+                assert found == expected, f"{name} reads a stranger's KV at {position}"
 
-    def _first_read(self, position: int) -> int:
-        return max(0, position - self.sliding_window + 1) if self.sliding_window else 0
-
-    def _cell(self, slot: _Slot, position: int) -> tuple[int, int]:
-        block_id = slot.block_ids[position // self.block_size]
+    def _cell(self, slot: _Slot, group: int, position: int) -> tuple[int, int]:
+        size = self.groups[group].block_size
+        block_id = slot.tables[group][position // size]
         assert block_id > 0, "the null block is in use"
-        return block_id, position % self.block_size
+        return block_id, position % size
 
     def _compute_prompt_outputs(self, row: int, count: int) -> list[ReceivedPromptOutput]:
         """The prompt outputs due from the positions that a row computes."""

@@ -42,11 +42,10 @@ class Simulation:
         self.ends: dict[int, FinishReason] = {}  # by handle
         self.num_lost = 0
         self._free_queue = FreeQueueWatch()
-        self._cache_truth = CacheTruth(config.block_size)
+        self._cache_truths = [CacheTruth(*one) for one in enumerate(config.groups)]
 
     def _fresh_worker(self) -> FakeWorker:
-        config = self.config
-        return FakeWorker(config.block_size, config.vocab_size, config.sliding_window)
+        return FakeWorker(self.config.groups, self.config.vocab_size)
 
     @property
     def live(self) -> list[str]:
@@ -174,9 +173,9 @@ class Simulation:
     def drain(self, depth: int, max_steps: int = 5000) -> None:
         """Steps until every request has ended and every result has arrived."""
         for _ in range(max_steps):
-            self.ask_for_grammars()
+            self.ask_for_requirements()
             for preparation_id in list(self.worker.preparing):
-                self.answer_grammar(preparation_id)
+                self.answer_preparation(preparation_id)
             while self.scheduler.num_in_flight <= depth and self.schedule() is not None:
                 pass
             if self.results:
@@ -184,27 +183,29 @@ class Simulation:
             elif not self.live:
                 return
             elif (
-                not self.scheduler.internal_state.grammars.has_news
+                not self.scheduler.internal_state.requirements.has_news
             ):  # else asked for at a sequence's turn
                 raise AssertionError(f"stuck with {self.live}")
         raise AssertionError(f"{self.live} still run after {max_steps} steps")
 
-    def ask_for_grammars(self) -> None:
-        """Tells the worker which grammars to prepare, and which not any more."""
+    def ask_for_requirements(self) -> None:
+        """Tells the worker what to prepare, and what not any more."""
         preparations = self.scheduler.take_preparations()
         if preparations is not None:
             self.worker.prepare(preparations)
         self.check()
 
-    def answer_grammar(self, preparation_id: int, problem: str = "") -> None:
-        """The worker has prepared a grammar, or found that it cannot be followed."""
+    def answer_preparation(self, preparation_id: int, problem: str = "") -> None:
+        """The worker has prepared a requirement, or found that it cannot."""
+        preparation = self.worker.preparing[preparation_id]
         if problem:
             del self.worker.preparing[preparation_id]
         else:
-            self.worker.finish_grammar(preparation_id)
-        finished = self.scheduler.grammar_prepared(preparation_id, problem)
+            self.worker.finish_preparation(preparation_id)
+        finished = self.scheduler.prepared(preparation_id, problem)
         if finished is not None:
-            assert finished.reason is FinishReason.DEAD_END and problem in finished.message
+            assert finished.reason is FinishReason.DEAD_END
+            assert finished.message == f"{preparation.requirement.kind.value}: {problem}"
             self._end(finished)
         self.check()
 
@@ -212,7 +213,8 @@ class Simulation:
         """Checks the state: consistent, a valid successor, and matching the worker's memory."""
         check_invariants(self.scheduler)
         self._free_queue.check(self.scheduler, may_forget)
-        self._cache_truth.check(self.scheduler, self.worker)
+        for truth in self._cache_truths:
+            truth.check(self.scheduler, self.worker)
 
     def _check_plan(self, plan: StepPlan, in_flight: list[StepPlan]) -> None:
         num_drafted = sum(map(len, plan.drafts.values()))
@@ -226,8 +228,9 @@ class Simulation:
         touched = {slot for older in in_flight for slot in older.slots.tolist()}
         for new in plan.new_sequences:
             assert new.slot not in touched, "a slot was handed out under a step in flight"
-            is_gated = self.config.prepares_grammars and new.request.has_grammar
-            assert bool(new.preparation_id) == is_gated, "it entered without its grammar"
+            kinds = self.config.prepared_kinds
+            wanted = [one for one in new.request.requirements if one.kind in kinds]
+            assert list(new.preparations) == wanted, "it entered without what it requires"
 
     def _end(self, finished: Finished) -> None:
         handle = finished.request.handle

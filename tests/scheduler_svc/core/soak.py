@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from tests.scheduler_svc.core.draws import SeededDraw
 from tests.scheduler_svc.core.world import RULES, World, draw_config
 
-for _rules in ("clients", "drafts", "grammars", "grants", "workers"):
+for _rules in ("clients", "drafts", "grants", "requirements", "workers"):
     importlib.import_module(f"tests.scheduler_svc.core.rules_of_{_rules}")  # registers rules
 
 ACTIONS_PER_EPISODE = 1000

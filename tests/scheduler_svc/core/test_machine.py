@@ -27,7 +27,7 @@ from scheduler_svc.core.step.apply_tokens import TokenUpdates
 from scheduler_svc.core.step.planner import Planner
 from scheduler_svc.core.step.reuse import Reuse
 from scheduler_svc.core.step.speculation import Speculation
-from scheduler_svc.core.step.start import Start
+from scheduler_svc.core.step.start import Start, TableStart
 from scheduler_svc.core.step.state import SchedulerState
 from tests.scheduler_svc.core.draws import HypothesisDraw
 from tests.scheduler_svc.core.soak import Failed, Tally, run_episode
@@ -106,7 +106,7 @@ def _without_a_fence(monkeypatch: pytest.MonkeyPatch) -> None:
     def leave(self: SchedulerState, sequence: Sequence, status: Any) -> None:
         slot = sequence.slot
         assert slot is not None
-        block_ids = self.table.blocks(slot)
+        block_ids = self.table.held_blocks(slot)
         self.table.leave(slot, status)
         self._recycle(slot, block_ids)
 
@@ -130,8 +130,9 @@ def _compare_no_parents(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _take_a_full_hit(monkeypatch: pytest.MonkeyPatch) -> None:
     def cached(self: Reuse, sequence: Sequence) -> Start:
-        if not self._config.enable_prefix_caching:
-            return Start()
+        groups = self._config.groups
+        if not self._config.enable_prefix_caching or len(groups) > 1:
+            return Start(more=tuple(TableStart() for _ in groups[1:]))
         hashes = sequence.block_hashes(self._config.block_size)
         shared = self._state.pool.cache.lookup(hashes, sequence.token_ids)
         return Start(len(shared) * self._config.block_size, shared=shared)
@@ -144,7 +145,7 @@ def _forget_that_hits_leave_the_queue(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _drop_late_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(TokenUpdates, "_append_late", lambda self, late, token_ids: [])
+    monkeypatch.setattr(TokenUpdates, "_append_late", lambda self, *late: [])
 
 
 def _skip_what_is_to_be_reported(monkeypatch: pytest.MonkeyPatch) -> None:

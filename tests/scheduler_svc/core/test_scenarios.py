@@ -27,6 +27,7 @@ import pytest
 
 from scheduler_svc.core import (
     BlockMoves,
+    KvGroup,
     Policy,
     Preemption,
     ReceivedPromptOutput,
@@ -128,6 +129,9 @@ class Story:
         if command == "config":
             options = DEFAULTS | parse_options(words)
             options["num_blocks"] = int(str(options.pop("blocks", 16))) + 1  # the null block
+            if "sliding_window" in options:  # of the only group
+                size, window = options["block_size"], options.pop("sliding_window")
+                options["kv_groups"] = (KvGroup(size, window),)  # type: ignore[arg-type]
             self.scheduler = Scheduler(SchedulerConfig(**options))  # type: ignore[arg-type]
             return
         action = getattr(self, "on_" + command.replace("-", "_"))

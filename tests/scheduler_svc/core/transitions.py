@@ -2,10 +2,18 @@
 
 from itertools import pairwise
 
-from scheduler_svc.core import Scheduler
+from scheduler_svc.core import KvGroup, Scheduler
 from scheduler_svc.core.kv.block_pool import BlockPool
-from scheduler_svc.core.request.block_hash import chain
-from tests.scheduler_svc.core.fake_worker import Content, FakeWorker
+from scheduler_svc.core.request.block_hash import chain_with
+from scheduler_svc.core.request.identity import Root
+from scheduler_svc.core.request.request import Extras
+from tests.scheduler_svc.core.fake_worker import (
+    Content,
+    FakeWorker,
+    content_of,
+    in_group,
+    picture_at,
+)
 
 
 class FreeQueueWatch:
@@ -26,13 +34,13 @@ class FreeQueueWatch:
         pool = scheduler.internal_state.pool
         free = list(pool.free_queue())
         if pool is self._pool:
-            self._check_order(free, is_sliding=bool(scheduler.config.sliding_window))
+            self._check_order(free, is_sliding=scheduler.config.has_window)
             if not may_forget:
                 for block_id in free:
-                    expected = self._hash_of.get(block_id, pool.cache.hash_of(block_id))
-                    assert pool.cache.hash_of(block_id) == expected, "a free block lost its hash"
+                    expected = self._hash_of.get(block_id, pool.hash_of(block_id))
+                    assert pool.hash_of(block_id) == expected, "a free block lost its hash"
         self._pool, self._free = pool, free
-        self._hash_of = {block_id: pool.cache.hash_of(block_id) for block_id in free}
+        self._hash_of = {block_id: pool.hash_of(block_id) for block_id in free}
         self._holders = _holders(scheduler)
 
     def _check_order(self, free: list[int], is_sliding: bool) -> None:
@@ -59,34 +67,55 @@ def _holders(scheduler: Scheduler) -> list[list[int]]:
 
 
 class CacheTruth:
-    """Checks that the worker's memory holds the hashed content of every cached block."""
+    """Checks that the worker's memory holds the hashed content of each cached block of a group."""
 
-    def __init__(self, block_size: int) -> None:
-        self._block_size = block_size
+    def __init__(self, group: int, kv_group: KvGroup) -> None:
+        self._group = group
+        self._block_size = kv_group.block_size
+        self._has_window = kv_group.window is not None
         self._contents: dict[int, list[Content]] = {}  # hash to the content of a block's cells
-        self._roots: dict[int, Content] = {}
+        self._begins: dict[int, int] = {}  # hash to the position of its first cell
+        self._told: object = None  # the worker's roots
+        self._roots: dict[int, Content] = {}  # by the hash that first blocks have as their parent
+        self._extras: dict[bytes, Extras] = {}  # by origin: the pictures up to a block's end
 
     def check(self, scheduler: Scheduler, worker: FakeWorker) -> None:
         """Compares every entry of the prefix cache with the worker's memory."""
-        if worker.roots is not self._roots:  # another worker, or the cache was emptied
-            self._roots, self._contents = worker.roots, {}
-        cache = scheduler.internal_state.pool.cache
+        if worker.roots is not self._told:  # another worker, or the cache was emptied
+            self._told, self._contents, self._begins = worker.roots, {}, {}
+        self._roots = {
+            Root(salt, adapter_id=adapter_id).hash: content
+            for (salt, adapter_id), content in worker.roots.items()
+        }
+        self._note_pictures(scheduler)
+        if self._has_window:
+            self._learn_from_sequences(scheduler)
+        cache = scheduler.internal_state.pool.caches[self._group]
         entries = {b: cache.hash_of(b) for b in range(1, scheduler.internal_state.pool.num_blocks)}
         unknown = {b: h for b, h in entries.items() if h is not None and h not in self._contents}
         while unknown:
             known = [b for b in unknown if self._learn(scheduler, b, unknown[b])]
-            if not known and scheduler.config.sliding_window:
-                self._learn_from_sequences(scheduler)
-                known = [b for b in unknown if unknown[b] in self._contents]
             assert known, f"blocks {sorted(unknown)} follow a parent that was never sealed"
             unknown = {b: h for b, h in unknown.items() if b not in known}
         for block_id, block_hash in entries.items():
             if block_hash is not None:
                 cells = [worker.kv.get((block_id, i)) for i in range(self._block_size)]
-                assert cells == self._contents[block_hash], f"block {block_id} holds other tokens"
+                expected = [in_group(self._group, one) for one in self._contents[block_hash]]
+                assert cells == expected, f"block {block_id} holds other tokens"
+
+    def _note_pictures(self, scheduler: Scheduler) -> None:
+        for sequence in scheduler.live():
+            extras = sequence.request.extras
+            if extras and sequence.origins is not None:
+                for count, digest in enumerate(sequence.origins.digests):
+                    self._extras[digest.tobytes()] = extras[:count]
 
     def _learn_from_sequences(self, scheduler: Scheduler) -> None:
-        """Reads hashes from sequences: a block may be freed before it is sealed."""
+        """Reads hashes from sequences: a block may be freed before it is sealed.
+
+        It is swapped out, say, with the token in flight after which it would be sealed, and is
+        before the window when its sequence comes back.
+        """
         for sequence in scheduler.live():
             slot, size = sequence.slot, self._block_size
             if sequence.is_private or sequence.root not in self._roots:
@@ -94,23 +123,34 @@ class CacheTruth:
             tokens = (
                 sequence.token_ids if slot is None else scheduler.internal_state.table.tokens(slot)
             )
-            content = self._roots[sequence.root]
-            for index, block_hash in enumerate(chain(tokens, size, sequence.root or None)):
-                contents = []
-                for token_id in tokens[index * size : (index + 1) * size].tolist():
-                    content = hash((content, token_id))
-                    contents.append(content)
+            content, extras = self._roots[sequence.root], sequence.request.extras
+            hashes = chain_with(extras, 0, tokens, size, sequence.root or None)
+            for index, block_hash in enumerate(hashes):
+                begin = index * size
+                contents = _contents(content, begin, tokens[begin : begin + size].tolist(), extras)
+                content = contents[-1]
                 self._contents.setdefault(block_hash, contents)
+                self._begins.setdefault(block_hash, begin)
 
     def _learn(self, scheduler: Scheduler, block_id: int, block_hash: int) -> bool:
-        cache = scheduler.internal_state.pool.cache
+        cache = scheduler.internal_state.pool.caches[self._group]
         parent = int(cache._parents[block_id])
         if parent not in self._roots and parent not in self._contents:
             return False
-        content = self._roots[parent] if parent in self._roots else self._contents[parent][-1]
-        contents = []
-        for token_id in cache._tokens[block_id].tolist():
-            content = hash((content, token_id))
-            contents.append(content)
-        self._contents[block_hash] = contents
+        content, begin = self._roots.get(parent, 0), 0
+        if parent not in self._roots:
+            content, begin = self._contents[parent][-1], self._begins[parent] + self._block_size
+        origin = b"" if cache._origins is None else cache._origins[block_id].tobytes()
+        tokens, extras = cache._tokens[block_id].tolist(), self._extras.get(origin, ())
+        self._contents[block_hash] = _contents(content, begin, tokens, extras)
+        self._begins[block_hash] = begin
         return True
+
+
+def _contents(before: Content, begin: int, token_ids: list[int], extras: Extras) -> list[Content]:
+    """The content of each cell of a block, which begins at this position."""
+    contents = []
+    for position, token_id in enumerate(token_ids, start=begin):
+        before = content_of(before, token_id, picture_at(extras, position))
+        contents.append(before)
+    return contents

@@ -13,30 +13,39 @@ from dataclasses import dataclass
 import numpy as np
 
 from scheduler_svc.core import (
+    GRAMMAR,
     Cut,
+    KvGroup,
     Policy,
     Preemption,
     RefusalKind,
     Refused,
     Request,
+    RequirementKind,
     SchedulerConfig,
     Sequence,
     Status,
     StepPlan,
 )
-from scheduler_svc.core.kv.sliding_window import blocks_needed
 from tests.scheduler_svc.core.draws import Draw
 from tests.scheduler_svc.core.granting import Granting
 
 VOCAB_SIZE = 40
+PREPARED_KINDS: list[tuple[RequirementKind, ...]] = [
+    (GRAMMAR.kind,),
+    (GRAMMAR.kind,),
+    (),
+    (RequirementKind.ADAPTER,),
+    tuple(RequirementKind),
+]
 
 
 def draw_config(draw: Draw) -> SchedulerConfig:
     """Small random limits, so that all of them are reached often."""
-    max_num_seqs = draw.integer(1, 6)
+    max_num_seqs, groups = draw.integer(1, 6), draw_groups(draw)
     return SchedulerConfig(
-        num_blocks=draw.integer(3, 24),
-        block_size=draw.integer(1, 4),
+        num_blocks=draw.integer(3, 24 * max(len(groups), 1)),
+        block_size=groups[0].block_size if groups else draw.integer(1, 4),
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=draw.integer(max_num_seqs, 24),
         max_model_len=draw.integer(8, 48),
@@ -44,7 +53,7 @@ def draw_config(draw: Draw) -> SchedulerConfig:
         eos_token_ids=draw.pick([(), (0,), (0, 1)]),
         long_prefill_token_threshold=draw.pick([0, 0, 1, 5]),
         enable_prefix_caching=draw.pick([True, True, True, False]),
-        sliding_window=draw.pick([0, 0, 0, 2, 3, 10]),
+        kv_groups=groups,
         preemption=draw.pick(list(Preemption)),
         num_host_blocks=draw.integer(0, 24),
         policy=draw.pick(list(Policy)),
@@ -52,12 +61,20 @@ def draw_config(draw: Draw) -> SchedulerConfig:
         tenant_weights=(("a", 2.0),),
         queue_window=draw.pick([0, 1, 4]),
         max_overtakes=draw.pick([0, 1, 3]),
-        prepares_grammars=draw.pick([True, True, False]),
+        prepared_kinds=draw.pick(PREPARED_KINDS),
         max_waiting_requests=draw.pick([0, 0, 3]),
         max_waiting_tokens=draw.pick([0, 0, 60]),
         max_waiting_requests_per_tenant=draw.pick([0, 0, 2]),
         max_waiting_tokens_per_tenant=draw.pick([0, 0, 40]),
     )
+
+
+def draw_groups(draw: Draw) -> tuple[KvGroup, ...]:
+    """One group, with a window or without, or several, whose blocks are of different sizes."""
+    num_groups = draw.pick([0, 0, 0, 1, 2, 2, 3])
+    sizes = draw.pick([(4, 8, 4), (1, 2, 4), (2, 2, 2), (2, 3, 1), (3, 1, 2)])
+    windows = [draw.pick([None, 2, 3, 5, 10]) for _ in range(num_groups)]
+    return tuple(map(KvGroup, sizes, windows))
 
 
 class World(Granting):
@@ -105,7 +122,7 @@ class World(Granting):
             if request.max_tokens is not None:
                 num_tokens = max(request.max_tokens, 1)  # an end without a sample needs room, too
                 longest = min(longest, len(request.prompt_token_ids) + num_tokens)
-            assert blocks_needed(config, longest) > num_usable, refused
+            assert config.blocks_needed(longest) > num_usable, refused
         else:
             assert refused.kind is RefusalKind.OVERLOADED, refused
             assert len(self.scheduler.internal_state.waiting), "an empty queue takes anything"
@@ -168,9 +185,10 @@ class World(Granting):
     def _check_plan(self, plan: StepPlan, in_flight: list[StepPlan]) -> None:
         super()._check_plan(plan, in_flight)
         assert sum(s.is_suspect for s in plan.sequences()) <= 1, "suspects share a step"
-        entered = [(new.slot, new.block_ids) for new in plan.new_sequences]
+        entered = [(new.slot, new.block_ids, new.group_block_ids) for new in plan.new_sequences]
         rows = plan.slots.tolist(), plan.num_computed.tolist(), plan.sampled_slots.tolist()
-        told = plan.step_id, rows, entered, plan.appended_block_ids, plan.preempted
+        gained = plan.appended_block_ids, plan.appended_to_groups
+        told = plan.step_id, rows, entered, gained, plan.preempted
         self.plans.update(repr(told).encode())
 
     # --- calls that change nothing ---------------------------------------------------------------

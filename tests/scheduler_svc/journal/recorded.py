@@ -17,14 +17,14 @@ from scheduler_svc.sampling import Sampling
 from tests.scheduler_svc.core import (
     rules_of_clients,
     rules_of_drafts,
-    rules_of_grammars,
+    rules_of_requirements,
     rules_of_workers,
 )
 from tests.scheduler_svc.core.draws import SeededDraw
 from tests.scheduler_svc.core.world import RULES, World, draw_config
 
 # Imported to register the rules.
-assert rules_of_clients and rules_of_drafts and rules_of_grammars and rules_of_workers
+assert rules_of_clients and rules_of_drafts and rules_of_requirements and rules_of_workers
 KEY = bytes(range(16))
 MIB = 1 << 20
 

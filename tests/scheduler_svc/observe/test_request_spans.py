@@ -23,7 +23,7 @@ TRACE_ID = "a" * 32
 PARENT = read_context(f"00-{TRACE_ID}-{'b' * 16}-01", "vendor=1")
 UNSAMPLED = read_context(f"00-{TRACE_ID}-{'b' * 16}-00")
 LIFE = (
-    Phase.GRAMMAR,
+    Phase.PREPARING,
     Phase.QUEUE,
     Phase.PREFILL,
     Phase.DECODE,

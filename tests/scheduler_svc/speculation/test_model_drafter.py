@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from scheduler_svc.core import Request, Scheduler, SchedulerConfig, StepPlan, StepResult
+from scheduler_svc.core import GRAMMAR, Request, Scheduler, SchedulerConfig, StepPlan, StepResult
 from scheduler_svc.speculation.answered_step import AnsweredStep
 from scheduler_svc.speculation.model_drafter import ModelDrafter
 from scheduler_svc.speculation.options import Method, SpeculationOptions
@@ -163,5 +163,5 @@ def test_a_batch_of_the_size_that_disables_it_has_no_drafts(limit: int) -> None:
 
 def test_a_request_with_a_grammar_is_not_drafted_for() -> None:
     served = Served(4, 0.1)
-    served.add("ruled", has_grammar=True)
+    served.add("ruled", requirements=(GRAMMAR,))
     assert not any(served.run(50))
