@@ -79,6 +79,7 @@ OPTIONS: dict[str, tuple[str, ...]] = {
         "dtype",
         "kv-cache-dtype",
         "load-format",
+        "model-impl",
         "quantization",
         "device",
         "attention-backend",

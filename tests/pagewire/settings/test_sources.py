@@ -109,7 +109,7 @@ def test_a_clients_key_of_the_environment_yields_to_a_file_of_keys(tmp_path: Pat
         ("gather-ms: much\n", "gather-ms: 'much' is no valid float"),
         ("gather-ms: [1, 2]\n", "gather-ms: --gather-ms takes one value, not a list"),
         ("share-ports: true\n", "share-ports is no option of gateway"),
-        ("tool-call-parser: x\n", "tool-call-parser: 'x' is none of auto"),
+        ("log-format: x\n", "log-format: 'x' is none of text"),
     ],
 )
 def test_what_a_file_must_not_hold_is_refused_by_name(text: str, said: str, tmp_path: Path) -> None:

@@ -163,7 +163,9 @@ def test_the_state_after_refused_drafts_is_that_of_the_accepted(
     assert output.state.hashes.tolist() == also.state.hashes.tolist()
 
 
-def test_a_draft_that_cannot_be_verified_is_refused(loaded: startup.LoadedModel) -> None:
+def test_a_draft_that_cannot_be_verified_is_refused(
+    loaded: startup.LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     driver = Driver(loaded, GREEDY)
     driver.enter()
     with pytest.raises(BadStep, match="num_drafted: slot 0 does not decode"):
@@ -173,9 +175,10 @@ def test_a_draft_that_cannot_be_verified_is_refused(loaded: startup.LoadedModel)
             num_drafted=column(2),
             draft_token_ids=column(1, 2),
         )
-    driver.runner.verifies_drafts = False
+    monkeypatch.setattr(ModelRunner, "verifies_drafts", False)
     with pytest.raises(BadStep, match="this worker verifies no drafts"):
         driver.verify([1])
+    monkeypatch.undo()
     ruled = Driver(loaded, replace(GREEDY, grammar="start: /a*/"))
     with pytest.raises(BadStep, match="has a grammar, which reads no drafts"):
         ruled.enter()
