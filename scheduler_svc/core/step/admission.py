@@ -113,11 +113,22 @@ class Admission:
             return False
         may_enter = sequence.is_suspect and not sequence.num_awaited
         may_enter = may_enter and not self._is_shut_out(sequence)
+        may_enter = may_enter and self._has_room_for_all(sequence)
         if may_enter and self._admit(draft, sequence) is _Outcome.ENTERED:
             state.join_running([sequence])
             return True
         state.waiting.put_back(sequence)
         return False
+
+    def _has_room_for_all(self, sequence: Sequence) -> bool:
+        """Whether a suspect can compute all its tokens while the others run.
+
+        With room for its first chunk alone it would be preempted in their favour, and enter again,
+        for ever.
+        """
+        state, num_tokens = self._state, len(sequence.token_ids)
+        is_alone = not state.running.sequences
+        return is_alone or self._config.blocks_needed(num_tokens + 1) <= state.pool.num_free
 
     def _may_look_past(self, aside: _SetAside) -> bool:
         """Whether to try the next sequence although those in `aside` were not admitted.

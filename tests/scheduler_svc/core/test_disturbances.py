@@ -320,3 +320,19 @@ def test_admission_follows_the_worker_of_today() -> None:
     scheduler.worker_lost(num_blocks=5)
     with pytest.raises(Refused, match="the worker has 4"):
         scheduler.add(make_request("b", 20, max_tokens=12))
+
+
+def test_a_suspect_without_room_for_all_its_tokens_waits_for_those_that_run() -> None:
+    """It entered with one chunk and was preempted, for ever. Seen in a soak: seed 6, episode 2."""
+    scheduler = make_scheduler(blocks=4, long_prefill_token_threshold=8)
+    scheduler.add(make_request("b", 16, max_tokens=1))
+    step(scheduler)
+    scheduler.add(make_request("suspect", range(100, 112), max_tokens=1, num_deaths=1))
+    ended = list[str]()
+    for _ in range(12):
+        while scheduler.num_in_flight < 2 and scheduler.schedule() is not None:
+            check_invariants(scheduler)
+        plan = scheduler.oldest_in_flight
+        if plan is not None:
+            ended += ends(answer(scheduler, *[500] * len(plan.sampled_slots)))
+    assert ended == ["b", "suspect"] and not scheduler.view.num_preemptions
