@@ -8,6 +8,7 @@ INSTALLS := $(VENV)/.installs
 SERVES   := $(VENV)/.serves
 READY    := $(VENV)/.ready
 CHECKS   := $(VENV)/.checks
+FAMILIES := $(VENV)/.families
 PROTOC   := .venv-proto/.ready
 DEPLOY   := .venv-deploy/.ready
 CLIENTS  := .venv-clients/.ready
@@ -73,7 +74,11 @@ $(PROTOC): pyproject.toml
 	@.venv-proto/bin/python -m pip install -qq --disable-pip-version-check grpcio-tools==1.76.0 mypy-protobuf==3.7.0
 	@touch $@
 
-serve: $(SERVES)  ## all three services and a sample answer; ONCE=1 stops after it; MODEL= DTYPE= DEVICE= OPTIONS=
+$(FAMILIES): $(SERVES)
+	@$(call stage,transformers: for models of other families,$(call extra,transformers))
+	@touch $@
+
+serve: $(if $(MODEL),$(FAMILIES),$(SERVES))  ## all three services and a sample answer; ONCE=1 stops after it; MODEL= DTYPE= DEVICE= OPTIONS=
 	@$(BIN)/pagewire up --dtype $(DTYPE) --device $(DEVICE) $(if $(MODEL),--model '$(MODEL)') $(if $(ONCE),--once) $(OPTIONS)
 
 $(DEPLOY): $(INSTALLS) deploy/tools/install.py deploy/tools/requirements.txt deploy/tools/package.json
