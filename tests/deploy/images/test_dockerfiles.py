@@ -14,7 +14,8 @@ from tests.deploy.images.dockerfile import IMAGES, NAMES, ROOT, Stage, parse, re
 from tests.deploy.images.replay import context
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-EXTRAS = ("gateway", "scheduler", "worker", "transformers", "default-model")  # that the images are made of
+# The extras that the images are made of.
+EXTRAS = ("gateway", "scheduler", "worker", "transformers", "default-model")
 
 
 def pins(path: Path) -> dict[str, str]:
