@@ -189,7 +189,7 @@ _OTHER_MODELS: dict[str, tuple[Any, ...]] = {
     "tie_encoder_decoder": (False,),
 }
 # Rules for logits; a request that wants one says so.
-_LOGITS: dict[str, tuple[Any, ...]] = {
+LOGITS: dict[str, tuple[Any, ...]] = {
     "bad_words_ids": ([],),
     "begin_suppress_tokens": ([],),
     "diversity_penalty": (0,),
@@ -204,7 +204,7 @@ _LOGITS: dict[str, tuple[Any, ...]] = {
     "repetition_penalty": (1,),
     "suppress_tokens": ([],),
 }
-NEUTRAL = _BIASES | _FACTORS | _ATTENTION | _NORMS | _EXPERTS | _OTHER_MODELS | _LOGITS
+NEUTRAL = _BIASES | _FACTORS | _ATTENTION | _NORMS | _EXPERTS | _OTHER_MODELS | LOGITS
 
 log = logging.getLogger(__name__)
 

@@ -19,6 +19,7 @@ from kernels.attention.paged import Traits
 from kernels.reference import AttentionPlan, KvRows, Scoring, Sight
 from worker_svc.attention.batch import AttentionBatch, HeadLayout, fuses
 from worker_svc.attention.layer_cache import KvShape, LayerCache
+from worker_svc.models.spec import UnsupportedModel
 
 if TYPE_CHECKING:
     from worker_svc.attention.triton import TritonAttention
@@ -45,6 +46,22 @@ _INERT = {
 
 class UnservedAttention(ValueError):
     """A layer asks for attention that the paged cache does not serve."""
+
+
+@contextmanager
+def refused_if_it_fails(made: type) -> Iterator[None]:
+    """Raises UnsupportedModel for whatever a class raises; what memory lacks is no refusal."""
+    try:
+        yield
+    except (MemoryError, torch.OutOfMemoryError, UnsupportedModel):
+        raise
+    except UnservedAttention as error:
+        raise UnsupportedModel(f"{made.__name__}: {error}") from None
+    except Exception as error:  # what classes do is not known here
+        reason = f"{type(error).__name__}: {error}"
+        raise UnsupportedModel(
+            f"{made.__name__} cannot be computed over a paged cache: {reason}"
+        ) from error
 
 
 @dataclass(frozen=True, slots=True)

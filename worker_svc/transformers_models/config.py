@@ -28,7 +28,7 @@ from worker_svc.models.config import (
     eos_token_ids,
     read_json,
 )
-from worker_svc.models.config_keys import INERT, NEUTRAL, tell_ignored
+from worker_svc.models.config_keys import INERT, LOGITS, NEUTRAL, tell_ignored
 from worker_svc.models.config_rope import ORIGINAL_LENGTH
 from worker_svc.models.spec import UnsupportedModel
 from worker_svc.quantization import registry
@@ -168,7 +168,9 @@ def _class_of(
     if made is None or len(names) > 1:
         known = set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
         raise UnsupportedModel(_unknown("this class", raw, sorted(known), (*names, "")[0]))
-    if made.config_class is not type(whole) or not made.can_generate():
+    is_its_own = made.config_class is type(whole)
+    serves = is_its_own or MODEL_FOR_CAUSAL_LM_MAPPING.get(type(whole), None) is made
+    if not serves or not made.can_generate():
         raise UnsupportedModel(
             f"architectures: {made.__name__} of transformers {transformers.__version__} generates "
             f"no text from model_type {whole.model_type!r}"
@@ -187,6 +189,10 @@ def _refuse_unknown_keys(
 
     transformers would keep such a key, and compute as if it were not there.
     """
+    for name in LOGITS:  # rules of generation, which classes hold and requests decide
+        value = raw.get(name)
+        if value is not None and value not in LOGITS[name] and name not in ignored:
+            raise UnsupportedModel(f"{name}: {value!r} of config.json is not supported")
     known = {field.name for field in fields(config)} | set(config.attribute_map) | _WRITTEN
     source = _source_of(type(config), made)
     for name, value in raw.items():

@@ -60,16 +60,17 @@ def load(
     options: dict[str, Any] = {}
     if _is_mxfp4(config):
         options["quantization_config"] = Mxfp4Config(dequantize=True)
-    loaded: Any = config.model_class.from_pretrained(
-        folder,
-        config=config.whole,
-        dtype=dtype,
-        attn_implementation=attention.NAME,
-        local_files_only=True,
-        use_safetensors=True,
-        output_loading_info=True,
-        **options,
-    )
+    with attention.refused_if_it_fails(config.model_class):
+        loaded: Any = config.model_class.from_pretrained(
+            folder,
+            config=config.whole,
+            dtype=dtype,
+            attn_implementation=attention.NAME,
+            local_files_only=True,
+            use_safetensors=True,
+            output_loading_info=True,
+            **options,
+        )
     model = loaded[0]
     _check(loaded[1], ignored_weights, folder)
     model.to(device=device)
@@ -120,7 +121,7 @@ def _empty(config: TransformersConfig, dtype: torch.dtype, device: torch.device)
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
-        with torch.device(device):
+        with torch.device(device), attention.refused_if_it_fails(config.model_class):
             model: PreTrainedModel = config.model_class._from_config(  # type: ignore[no-untyped-call]
                 config.whole, attn_implementation=attention.NAME, dtype=dtype
             )

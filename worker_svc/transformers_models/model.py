@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -23,6 +24,7 @@ from worker_svc.models.spec import UnsupportedModel
 from worker_svc.parallel.group import ALONE, Group
 from worker_svc.parallel.vocab_part import VocabPart
 from worker_svc.transformers_models.attention import (
+    NAME,
     Attender,
     KernelAttention,
     KvLayout,
@@ -30,6 +32,7 @@ from worker_svc.transformers_models.attention import (
     TorchAttention,
     UnservedAttention,
     attending,
+    refused_if_it_fails,
 )
 from worker_svc.transformers_models.config import TransformersConfig
 from worker_svc.transformers_models.states import (
@@ -40,6 +43,12 @@ from worker_svc.transformers_models.states import (
 )
 
 log = logging.getLogger(__name__)
+
+# Of the check at load: tokens, tokens per block, and the largest relative error of hidden states.
+# For kernels a block as large as is usual, so that none is compiled for this alone.
+_NUM_CHECKED, _CHECKED_BLOCK = 9, {"cpu": 4, "cuda": 16}
+# A wrong position or mask makes one of about 1. Of 16-bit types rounding moves routers, too.
+_MOST_ERROR = {torch.float32: 1e-3, torch.bfloat16: 0.5, torch.float16: 0.5}
 
 
 class _Output:
@@ -100,10 +109,12 @@ class TransformersModel:
         self._head, self._given = model, _Given(base)
         setattr(model, name, self._given)
         probe, states = Probe(), StateProbe()
-        try:
+        with refused_if_it_fails(type(model)):
             self._probe(probe, states)
-        except UnservedAttention as error:
-            raise UnsupportedModel(f"{type(model).__name__}: {error}") from None
+        if not probe.kinds:
+            raise UnsupportedModel(
+                f"{type(model).__name__} does not pass its attention to other implementations"
+            )
         self._layout = KvLayout(probe.kinds, probe.sources)
         self.state_shapes = states.shapes
         self.states: SlotStates | None = None  # made with the slots, for a model that has any
@@ -112,6 +123,8 @@ class TransformersModel:
             self._kernels = KernelAttention(
                 self._layout, torch.empty(0, dtype=dtype, device=device)
             )
+        with refused_if_it_fails(type(model)):
+            self._check_steps()
         self.stack = self._recordable()
 
     @torch.inference_mode()
@@ -120,6 +133,40 @@ class TransformersModel:
         two = torch.zeros((1, 2), dtype=torch.int64, device=self.device)
         with attending(probe):
             self._run(two, torch.arange(2, device=self.device).unsqueeze(0), states)
+
+    @torch.inference_mode()
+    def _check_steps(self) -> None:
+        """Compares a few tokens, step by step over a cache, with one pass of the class alone.
+
+        A class may compute its positions, or something of its attention, out of a cache of its own.
+        Raises UnservedAttention.
+        """
+        token_ids = torch.arange(3, 3 + _NUM_CHECKED, device=self.device) % self.config.vocab_size
+        positions = torch.arange(_NUM_CHECKED, device=self.device)
+        config: Any = self._layers.config
+        config._attn_implementation = "eager"
+        try:
+            whole = self._run(token_ids.unsqueeze(0), positions.unsqueeze(0), None)[0]
+        finally:
+            config._attn_implementation = NAME
+        block_size = _CHECKED_BLOCK[self.device.type]
+        cache = self.new_cache(2 + _NUM_CHECKED // block_size, block_size)
+        self.make_states(1)
+        parts = []
+        # Most of them after a first step, as chunks and alone.
+        for begin, end in pairwise((0, 2, 5, *range(6, _NUM_CHECKED + 1))):
+            batch = _one_sequence(begin, end, self.device)
+            parts.append(self.forward(token_ids[begin:end], positions[begin:end], cache, batch))
+            if self.states is not None:
+                self.states.commit(np.zeros(1, dtype=np.int64))
+        self.states = None
+        errors = (torch.cat(parts).float() - whole.float()).norm(dim=-1)
+        # A router may choose another expert by rounding, for some of the tokens.
+        error = float((errors / whole.float().norm(dim=-1)).median())
+        if not error < _MOST_ERROR[self.dtype]:
+            raise UnservedAttention(
+                f"step by step it gives other hidden states than in one pass, by {error:.1%}"
+            )
 
     def _recordable(self) -> "TransformersStack | None":
         """The layers for graphs; None if they cannot be recorded, or have states by slot."""
@@ -259,6 +306,22 @@ class TransformersModel:
     def logits(self, hidden: Tensor) -> Tensor:
         """Hidden states [R, hidden] -> float32 [R, vocab]."""
         return self.vocab_part(hidden).whole().float()
+
+
+def _one_sequence(begin: int, end: int, device: torch.device) -> AttentionBatch:
+    """The tokens from `begin` on of a sequence in the first slot and the first blocks."""
+    size, num_tokens = _CHECKED_BLOCK[device.type], end - begin
+    return AttentionBatch(
+        slot_mapping=size + torch.arange(begin, end, device=device),
+        block_tables=torch.arange(
+            1, 2 + _NUM_CHECKED // size, dtype=torch.int32, device=device
+        ).unsqueeze(0),
+        context_lens=torch.tensor([end], dtype=torch.int32, device=device),
+        cu_seqlens_q=torch.tensor([0, num_tokens], dtype=torch.int32, device=device),
+        max_seqlen_q=num_tokens,
+        max_context_len=end,
+        slots=torch.zeros(1, dtype=torch.int64, device=device),
+    )
 
 
 def _parts(model: PreTrainedModel) -> tuple[str, nn.Module, nn.Module]:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from tests.worker_svc.transformers_models.families import write
 from worker_svc.config import UnsupportedOption, WorkerConfig
@@ -138,3 +139,49 @@ def test_random_weights_of_a_configuration_alone(olmo: Path, tmp_path: Path) -> 
     again = load(tmp_path, load_format="dummy")
     hidden = torch.randn(3, 48)
     assert torch.equal(model.decoder.logits(hidden), again.decoder.logits(hidden))
+
+
+@pytest.mark.parametrize(
+    ("kind", "sizes", "named"),
+    [
+        (
+            "codegen",
+            {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_inner": 48, "rotary_dim": 4},
+            "does not pass its attention",
+        ),
+        (
+            "falcon",
+            {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4},
+            "cannot be computed over a paged cache",
+        ),
+        (
+            "bart",
+            {
+                "d_model": 32,
+                "decoder_layers": 2,
+                "decoder_attention_heads": 4,
+                "decoder_ffn_dim": 48,
+            },
+            "step by step it gives other hidden states",
+        ),
+    ],
+)
+def test_a_class_that_computes_something_out_of_a_cache_of_its_own(
+    tmp_path: Path, kind: str, sizes: dict[str, Any], named: str
+) -> None:
+    torch.manual_seed(0)
+    given = sizes | {"vocab_size": 64, "forced_eos_token_id": None, "eos_token_id": None}
+    config = AutoConfig.for_model(kind, **given, bos_token_id=None, pad_token_id=0)
+    model = AutoModelForCausalLM.from_config(config)
+    for parameter in model.parameters():
+        if parameter.ndim > 1:
+            torch.nn.init.normal_(parameter, std=0.2)
+    model.save_pretrained(tmp_path / kind)
+    with pytest.raises(UnsupportedModel, match=named):
+        load(tmp_path / kind)
+
+
+def test_a_rule_of_generation_in_the_configuration(olmo: Path, tmp_path: Path) -> None:
+    folder = changed(olmo, tmp_path / "changed", no_repeat_ngram_size=3)
+    with pytest.raises(UnsupportedModel, match="no_repeat_ngram_size: 3"):
+        load(folder)
