@@ -104,7 +104,8 @@ def load(folder: Path, ignored_keys: Collection[str] = ()) -> TransformersConfig
         raise UnsupportedModel(f"config.json: {error}") from error
     text = whole.get_text_config(decoder=True)
     raw_text = raw if text is whole else raw.get("text_config") or {}
-    made = _class_of(whole, text, raw)
+    made = _class_of(whole, raw)
+    _refuse_unknown_keys(raw, whole, made, ignored_keys)
     _refuse_unknown_keys(raw_text, text, made, ignored_keys)
     _refuse_values(text)
     if getattr(text, "is_encoder_decoder", False):
@@ -155,9 +156,7 @@ def _unknown(what: str, raw: Mapping[str, Any], known: Iterable[str], given: obj
     )
 
 
-def _class_of(
-    whole: PretrainedConfig, text: PretrainedConfig, raw: Mapping[str, Any]
-) -> type[PreTrainedModel]:
+def _class_of(whole: PretrainedConfig, raw: Mapping[str, Any]) -> type[PreTrainedModel]:
     """The class that holds the text model and its head. Raises UnsupportedModel."""
     names = raw.get("architectures") or []
     made: Any

@@ -35,12 +35,7 @@ from worker_svc.transformers_models.attention import (
     refused_if_it_fails,
 )
 from worker_svc.transformers_models.config import TransformersConfig
-from worker_svc.transformers_models.states import (
-    PassStates,
-    SlotStates,
-    StateProbe,
-    bytes_of,
-)
+from worker_svc.transformers_models.states import PassStates, SlotStates, StateProbe
 
 log = logging.getLogger(__name__)
 
@@ -91,7 +86,6 @@ class TransformersModel:
     """The layers and the head of one model, its cache's layout and its states' shapes."""
 
     fused = None  # no layers of ours
-    kv_scales: Tensor | None = None
 
     def __init__(
         self,
@@ -169,7 +163,7 @@ class TransformersModel:
             )
 
     def _recordable(self) -> "TransformersStack | None":
-        """The layers for graphs; None if they cannot be recorded, or have states by slot."""
+        """The layers for graphs; None if they cannot be recorded."""
         if self._kernels is None:
             return None
         stack = TransformersStack(self, self._layout)
@@ -206,11 +200,6 @@ class TransformersModel:
         """Bytes of one block over all layers."""
         width = sum(shape.width for shape in self._layout.shapes)
         return block_size * width * self.kv_dtype.itemsize
-
-    @property
-    def slot_bytes(self) -> int:
-        """Bytes of the states of one slot."""
-        return bytes_of(list(self.state_shapes.values()))
 
     def new_cache(self, num_blocks: int, block_size: int) -> LayerCache:
         """An empty KV cache for this model."""

@@ -4,7 +4,6 @@ A forward pass reads the rows of its sequences and writes new ones to another pl
 leaves the states as they were.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,11 +32,6 @@ class StateShape:
 
     shape: tuple[int, ...]
     dtype: torch.dtype
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of one sequence's state."""
-        return int(torch.Size(self.shape).numel()) * self.dtype.itemsize
 
 
 class StateProbe(Cache):
@@ -192,8 +186,3 @@ class PassStates(StateProbe):
     ) -> bool:
         """True: where a sequence begins, the past is zeros."""
         return True
-
-
-def bytes_of(shapes: Sequence[StateShape]) -> int:
-    """Bytes of all states of one sequence."""
-    return sum(shape.num_bytes for shape in shapes)

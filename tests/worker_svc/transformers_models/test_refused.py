@@ -185,3 +185,10 @@ def test_a_rule_of_generation_in_the_configuration(olmo: Path, tmp_path: Path) -
     folder = changed(olmo, tmp_path / "changed", no_repeat_ngram_size=3)
     with pytest.raises(UnsupportedModel, match="no_repeat_ngram_size: 3"):
         load(folder)
+
+
+def test_a_key_next_to_the_text_of_a_model_with_pictures(tmp_path: Path) -> None:
+    folder = write("gemma3_vl", tmp_path / "plain")
+    assert load(folder).facts.architecture == "Gemma3ForConditionalGeneration"
+    with pytest.raises(UnsupportedModel, match="logit_bend: this key"):
+        load(changed(folder, tmp_path / "changed", logit_bend=0.5))
