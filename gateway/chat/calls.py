@@ -77,6 +77,32 @@ class Calls:
         return self.max_calls is None or self._num_calls <= self.max_calls
 
 
+# Reads calls at an offset; False, with nothing taken, when there is none.
+ReadCalls = Callable[[Source, int, Calls], Steps[bool]]
+
+
+def parse_between(
+    source: Source, calls: Calls, opening: str, closing: str, read: ReadCalls
+) -> Steps[None]:
+    """Parses the calls behind each opening, anywhere in the text.
+
+    An opening without a call is text. A closing that closes nothing is dropped once the answer has
+    a call.
+    """
+    while True:
+        ends = (closing,) if calls.has_any else ()
+        found = yield from source.pass_until_any((opening, *ends), calls.say)
+        if found is None:
+            break
+        marker, word = found
+        behind = marker + len(word)
+        if word == closing:
+            source.take(behind)
+        elif not (yield from read(source, behind, calls)):
+            calls.say(source.take(behind))
+    calls.say(source.take(len(source.text)))
+
+
 def read_call(source: Source, at: int, calls: Calls) -> Steps[bool]:
     """Reads {"name": ..., "arguments": {...}} at an offset.
 
@@ -107,12 +133,12 @@ def begins_call(source: Source, at: int, names: frozenset[str]) -> Steps[bool]:
     return (yield from _find_call(source, at, names)) is not None
 
 
-def read_list(source: Source, at: int, calls: Calls) -> Steps[bool]:
-    """Parses a JSON array of calls; False, with nothing taken, unless one begins at the offset."""
+def read_list(source: Source, at: int, calls: Calls, read: ReadCalls = read_call) -> Steps[bool]:
+    """Parses a list of calls; False, with nothing taken, unless one begins at the offset."""
     if not (yield from source.starts_with("[", at)):
         return False
     at = yield from source.skip_space(at + 1)
-    if not (yield from read_call(source, at, calls)):
+    if not (yield from read(source, at, calls)):
         return False
     while True:
         at = yield from source.skip_space(0)
@@ -122,7 +148,7 @@ def read_list(source: Source, at: int, calls: Calls) -> Steps[bool]:
         if not (yield from source.starts_with(",", at)):
             return True
         at = yield from source.skip_space(at + 1)
-        if not (yield from read_call(source, at, calls)):
+        if not (yield from read(source, at, calls)):
             return True
 
 

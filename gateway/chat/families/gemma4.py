@@ -7,8 +7,8 @@ whole. Reasoning is <|channel>thought, a line break, the thoughts and <channel|>
 
 import re
 
-from gateway.chat.calls import Calls
-from gateway.chat.families.literals import Language, NamedValues, Quote
+from gateway.chat.calls import Calls, parse_between
+from gateway.chat.families.literals import Language, NamedValues, Quote, read_literal_arguments
 from gateway.chat.reasoning_format import ReasoningFormat
 from gateway.chat.source import Source, Steps
 from gateway.chat.tool_format import ToolCallFormat
@@ -24,32 +24,13 @@ LANGUAGE = Language((Quote(QUOTE, has_escapes=False), Quote('"')), objects=MEMBE
 
 def parse_gemma4(source: Source, calls: Calls) -> Steps[None]:
     """Parses calls between their tokens; a closing one that closes nothing is dropped."""
-    while True:
-        ends = (CLOSE,) if calls.has_any else ()
-        found = yield from source.pass_until_any((OPEN, *ends), calls.say)
-        if found is None:
-            break
-        marker, word = found
-        behind = marker + len(word)
-        if word == CLOSE:
-            source.take(behind)
-        elif not (yield from _read_call(source, behind, calls)):
-            calls.say(source.take(behind))
-    calls.say(source.take(len(source.text)))
+    yield from parse_between(source, calls, OPEN, CLOSE, _read_call)
 
 
 def _read_call(source: Source, at: int, calls: Calls) -> Steps[bool]:
     """Reads one call; False, with nothing taken, if there is none."""
     head = yield from _find_head(source, at, calls.names)
-    if head is None:
-        return False
-    arguments = yield from LANGUAGE.members(source, head.end(), MEMBERS)
-    if arguments is None:
-        return False
-    calls.begin(head[1])
-    calls.add_arguments(arguments[0])
-    source.take(arguments[1])
-    return True
+    return (yield from read_literal_arguments(source, head, calls, LANGUAGE, MEMBERS))
 
 
 def _find_head(source: Source, at: int, names: frozenset[str]) -> Steps[re.Match[str] | None]:

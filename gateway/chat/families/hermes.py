@@ -5,7 +5,7 @@ What the model writes is <tool_call>{"name": ..., "arguments": {...}}</tool_call
 
 import re
 
-from gateway.chat.calls import Calls, is_json_call, read_call, read_list
+from gateway.chat.calls import Calls, is_json_call, parse_between, read_call, read_list
 from gateway.chat.source import Source, Steps
 from gateway.chat.tool_format import ToolCallFormat
 from gateway.structure.families.json_calls import JsonCalls
@@ -19,24 +19,12 @@ def parse_hermes(source: Source, calls: Calls) -> Steps[None]:
 
     A closing tag that closes nothing is dropped once the answer has a call.
     """
-    while True:
-        closing = (CLOSE,) if calls.has_any else ()
-        found = yield from source.pass_until_any((OPEN, *closing), calls.say)
-        if found is None:
-            break
-        marker, word = found
-        behind = marker + len(word)
-        if word == CLOSE:
-            source.take(behind)
-            continue
-        start = yield from source.skip_space(behind)
-        if not (yield from _read_tagged(source, start, calls)):
-            calls.say(source.take(behind))
-    calls.say(source.take(len(source.text)))
+    yield from parse_between(source, calls, OPEN, CLOSE, _read_tagged)
 
 
 def _read_tagged(source: Source, at: int, calls: Calls) -> Steps[bool]:
     """Parses the calls after an opening tag, and the closing tag; False if there are none."""
+    at = yield from source.skip_space(at)
     if (yield from source.starts_with("[", at)):
         if not (yield from read_list(source, at, calls)):
             return False

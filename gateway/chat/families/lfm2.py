@@ -6,8 +6,8 @@ it for a list of JSON objects there. A call is passed on once it has come as a w
 
 import re
 
-from gateway.chat.calls import Calls, is_json_call, read_list
-from gateway.chat.families.literals import Language, NamedValues, Quote
+from gateway.chat.calls import Calls, is_json_call, parse_between, read_list
+from gateway.chat.families.literals import Language, NamedValues, Quote, read_literal_arguments
 from gateway.chat.source import Source, Steps
 from gateway.chat.tool_format import ToolCallFormat
 from gateway.structure.families.literal_calls import LiteralCalls
@@ -24,53 +24,21 @@ ARGUMENTS = NamedValues(")", "=", has_bare_names=True)
 
 def parse_lfm2(source: Source, calls: Calls) -> Steps[None]:
     """Parses the lists of calls."""
-    while True:
-        ends = (CLOSE,) if calls.has_any else ()
-        found = yield from source.pass_until_any((OPEN, *ends), calls.say)
-        if found is None:
-            break
-        marker, word = found
-        behind = marker + len(word)
-        if word == CLOSE:
-            source.take(behind)
-            continue
-        start = yield from source.skip_space(behind)
-        if (yield from read_list(source, start, calls)):
-            continue
-        if not (yield from _read_calls(source, start, calls)):
-            calls.say(source.take(behind))
-    calls.say(source.take(len(source.text)))
+    yield from parse_between(source, calls, OPEN, CLOSE, _read_calls)
 
 
 def _read_calls(source: Source, at: int, calls: Calls) -> Steps[bool]:
-    """Reads a list of calls; False, with nothing taken, unless its first is one."""
-    if not (yield from source.starts_with("[", at)):
-        return False
-    if not (yield from _read_call(source, at + 1, calls)):
-        return False
-    while True:
-        at = yield from source.skip_space(0)
-        if (yield from source.starts_with("]", at)):
-            source.take(at + 1)
-            return True
-        if not (yield from source.starts_with(",", at)):
-            return True
-        if not (yield from _read_call(source, at + 1, calls)):
-            return True
+    """Reads a list of either kind; False, with nothing taken, unless its first is a call."""
+    at = yield from source.skip_space(at)
+    if (yield from read_list(source, at, calls)):
+        return True
+    return (yield from read_list(source, at, calls, _read_call))
 
 
 def _read_call(source: Source, at: int, calls: Calls) -> Steps[bool]:
     """Reads one call; False, with nothing taken, if there is none."""
     head = yield from _find_head(source, at, calls.names)
-    if head is None:
-        return False
-    arguments = yield from LANGUAGE.members(source, head.end(), ARGUMENTS)
-    if arguments is None:
-        return False
-    calls.begin(head[1])
-    calls.add_arguments(arguments[0])
-    source.take(arguments[1])
-    return True
+    return (yield from read_literal_arguments(source, head, calls, LANGUAGE, ARGUMENTS))
 
 
 def _find_head(source: Source, at: int, names: frozenset[str]) -> Steps[re.Match[str] | None]:

@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from gateway.chat.calls import Calls
 from gateway.chat.source import Source, Steps, beginning
 from gateway.text.unicode import to_json
 
@@ -215,3 +216,26 @@ def _end_of(source: Source, at: int, find: Callable[[], int]) -> Steps[int | Non
         if len(source.text) - at > MAX_WORD_CHARACTERS or not (yield from source.more()):
             return None
     return end if end - at <= MAX_WORD_CHARACTERS else None
+
+
+def read_literal_arguments(
+    source: Source,
+    head: re.Match[str] | None,
+    calls: Calls,
+    language: Language,
+    members: NamedValues,
+) -> Steps[bool]:
+    """Reads the arguments behind a call's head, whose first group is the name, as a whole.
+
+    Returns False, with nothing taken, without a head or where they are none.
+    """
+    if head is None:
+        return False
+    arguments = yield from language.members(source, head.end(), members)
+    if arguments is None:
+        return False
+    text, end = arguments
+    calls.begin(head[1])
+    calls.add_arguments(text)
+    source.take(end)
+    return True

@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 from functools import partial
 
-from gateway.chat.calls import Calls, read_arguments
+from gateway.chat.calls import Calls, parse_between, read_arguments
 from gateway.chat.source import Source, Steps
 from gateway.chat.tool_format import IsCall, Parse
 
@@ -35,26 +35,20 @@ def detector_of(section: Section) -> IsCall:
 
 
 def _parse(source: Source, calls: Calls, section: Section) -> Steps[None]:
-    closing = section.closing
-    while True:
-        ends = (closing,) if calls.has_any else ()
-        found = yield from source.pass_until_any((section.opening, *ends), calls.say)
-        if found is None:
-            break
-        marker, word = found
-        begun = marker + len(word)
-        if word == closing:  # it closes nothing
-            source.take(begun)
-            continue
-        if not (yield from _read_call(source, begun, calls, section)):
-            calls.say(source.take(begun))
-            continue
-        while (yield from _read_call(source, 0, calls, section)):
-            pass
-        at = yield from source.skip_space(0)
-        if (yield from source.starts_with(closing, at)):
-            source.take(at + len(closing))
-    calls.say(source.take(len(source.text)))
+    read = partial(_read_section, section=section)
+    yield from parse_between(source, calls, section.opening, section.closing, read)
+
+
+def _read_section(source: Source, at: int, calls: Calls, section: Section) -> Steps[bool]:
+    """Reads all calls of a section, and its end; False, with nothing taken, if there are none."""
+    if not (yield from _read_call(source, at, calls, section)):
+        return False
+    while (yield from _read_call(source, 0, calls, section)):
+        pass
+    at = yield from source.skip_space(0)
+    if (yield from source.starts_with(section.closing, at)):
+        source.take(at + len(section.closing))
+    return True
 
 
 def _is_call(
