@@ -109,7 +109,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """What is measured."""
+    """The figures of one model."""
 
     shape: str
     rows: tuple[int, ...]

@@ -191,7 +191,7 @@ def unfinished_uploads(num_bytes: int) -> Send:
 
 
 def large_bodies() -> dict[str, Send]:
-    """What costs the gateway most before it knows whom it serves, by name."""
+    """Requests that cost the gateway most before it knows whom it serves, by name."""
     return {
         "15 million ids": body(
             "/v1/completions", lambda: b'{"prompt":[' + b"1," * 15_000_000 + b"1]}"

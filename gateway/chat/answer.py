@@ -264,7 +264,7 @@ def _messages_parser(*, ends_in_form: bool) -> Parser[Part]:
 
 
 def _is_open(form: ReasoningFormat, prompt: str) -> bool:
-    """Whether an answer to the prompt begins inside reasoning."""
+    """True if an answer to the prompt begins inside reasoning."""
     is_always = form.begins_inside and not form.is_closed_at_end(prompt)
     return is_always or form.is_open_at_end(prompt)
 

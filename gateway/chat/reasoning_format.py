@@ -25,9 +25,9 @@ class ReasoningFormat:
         return self.opening + self.label
 
     def is_open_at_end(self, prompt: str) -> bool:
-        """Whether the prompt ends with what opens the reasoning."""
+        """True if the prompt ends with what opens the reasoning."""
         return prompt.rstrip().endswith(self.head)
 
     def is_closed_at_end(self, prompt: str) -> bool:
-        """Whether the prompt ends with reasoning that is over."""
+        """True if the prompt ends with reasoning that is over."""
         return prompt.rstrip().endswith(self.closing)

@@ -40,7 +40,7 @@ def _split(pattern: str) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class PreTokenizer:
-    """How a text is cut before its pieces are merged, and what else goes with it."""
+    """The rule that cuts a text before its pieces are merged, and what goes with it."""
 
     steps: tuple[Mapping[str, Any], ...]
     normalizer: Mapping[str, Any] | None = None

@@ -1,4 +1,4 @@
-"""What config.json of a Gemma says beyond that of other decoders: windows, rotations and scale.
+"""Members of a Gemma's config.json that other decoders lack: windows, rotations and scale.
 
 GGUF holds the text model alone. Most of what is here no file says: it is the architecture's.
 """

@@ -156,7 +156,7 @@ def _refuse_equal(header: GgufHeader, scores: Mapping[str, float]) -> None:
 
 
 def _has_bytes(vocabulary: GgufVocabulary) -> bool:
-    """Whether there is a token for each byte. Raises BadGguf if there is one for some bytes."""
+    """True if there is a token for each byte. Raises BadGguf if there is one for some bytes."""
     stored = vocabulary.of_type(BYTE)
     spelled = BYTES.intersection(vocabulary.tokens)
     if not stored and not spelled:
@@ -170,7 +170,7 @@ def _has_bytes(vocabulary: GgufVocabulary) -> bool:
 
 
 def _unknown(vocabulary: GgufVocabulary) -> str | None:
-    """What a character becomes that has neither a token nor bytes."""
+    """The token of a character that has neither a token nor bytes."""
     index: int | None = vocabulary.header.get(f"{PREFIX}unknown_token_id", int)
     if index is None or not 0 <= index < len(vocabulary.tokens):
         return None

@@ -107,7 +107,7 @@ def _pair_of(token: bytes, ranks: Mapping[bytes, int]) -> tuple[bytes, bytes] | 
 
 
 def _joined(token: bytes, ranks: Mapping[bytes, int]) -> tuple[bytes, bytes] | None:
-    """What is left of a token's bytes, joined by ranks below its own, if that is two tokens."""
+    """Joins a token's bytes by ranks below its own; returns the two tokens left, if two are."""
     most = ranks[token]
     parts = [token[at : at + 1] for at in range(len(token))]
     found = [ranks.get(parts[at] + parts[at + 1], most) for at in range(len(parts) - 1)]

@@ -31,7 +31,7 @@ class AttentionSpec:
 
     @property
     def heads(self) -> HeadLayout:
-        """How the rows of its projection divide."""
+        """The division of its projection's rows."""
         return HeadLayout(self.num_heads, self.num_kv_heads, self.head_dim)
 
 
@@ -79,7 +79,7 @@ DIVIDED = {
 
 @dataclass(frozen=True, slots=True)
 class TensorNames:
-    """What a checkpoint calls the parts of the model, and how ranks divide its tensors.
+    """A checkpoint's names of the parts of the model, and how ranks divide its tensors.
 
     The defaults are the layout of Llama, which most families share.
     """

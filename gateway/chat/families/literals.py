@@ -47,7 +47,7 @@ _AFTER_TEXT = ",)]}:"
 
 @dataclass(frozen=True, slots=True)
 class NamedValues:
-    """How a list of names and values is written."""
+    """The marks of a list of names and values."""
 
     closing: str
     separator: str  # between a name and its value
@@ -56,7 +56,7 @@ class NamedValues:
 
 @dataclass(frozen=True, slots=True)
 class Quote:
-    """What begins and ends a text."""
+    """The mark that begins and ends a text."""
 
     mark: str
     # Backslashes mean what they do in Python, and a mark ends a text only where a text may end:
@@ -66,7 +66,7 @@ class Quote:
 
 @dataclass(frozen=True, slots=True)
 class Language:
-    """How values are written."""
+    """A notation of values."""
 
     quotes: tuple[Quote, ...]
     objects: NamedValues

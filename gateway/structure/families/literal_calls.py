@@ -22,7 +22,7 @@ from gateway.structure.structure import JsonSchema
 
 @dataclass(frozen=True, slots=True)
 class LiteralCalls:
-    """How a family writes the parts of a call."""
+    """The words around the parts of a family's calls."""
 
     opening: str
     closing: str
@@ -65,7 +65,7 @@ class _Arguments:
         self._writing, self._answer, self._inner, self._name = writing, answer, inner, name
 
     def of(self, schema: JsonSchema) -> str:
-        """What matches all arguments. Raises RequestError."""
+        """Returns the pattern of all arguments. Raises RequestError."""
         given = {} if schema.schema is True else schema.schema
         try:
             json_schema.check(given, schema.place, is_loose=schema.is_loose)
@@ -86,7 +86,7 @@ class _Arguments:
     def _properties(
         self, given: Mapping[str, Any], schema: JsonSchema
     ) -> Iterator[tuple[str, bool]]:
-        """What matches each argument that the schema lists, and whether it must be there."""
+        """Yields the pattern of each argument in the schema, and whether it must be there."""
         properties, required = given.get("properties", {}), given.get("required", [])
         shared = {key: given[key] for key in DEFINITIONS if key in given}
         for name in dict.fromkeys([*properties, *required]):
@@ -127,13 +127,13 @@ class _Arguments:
         return f"({name}a ({json.dumps(self._writing.comma)} {name}a)*)?"
 
     def _value(self, schema: JsonSchema, text: PlainText | None) -> str:
-        """What matches a value: JSON, or a text in the family's quotes."""
+        """Returns the pattern of a value: JSON, or a text in the family's quotes."""
         any_json = self._inner.add(schema)
         native = None if text is None else self._text(text)
         return any_json if native is None else f"({any_json} | {native})"
 
     def _text(self, text: PlainText) -> str | None:
-        """What matches a text in quotes; None if it has no value that they can hold."""
+        """Returns the pattern of a text in quotes; None if it has no value that they can hold."""
         quote, no_text = self._writing.quote, self._writing.no_text
         options = [one for one in text.options if quote not in one and not {*no_text} & {*one}]
         kinds = [json.dumps(one, ensure_ascii=False) for one in options]

@@ -54,6 +54,6 @@ def common_hit(
 
 
 def _reaches(group: KvGroup, runs: list[int], end: int) -> bool:
-    """Whether the blocks that the token at `end` reads are all there."""
+    """True if the blocks that the token at `end` reads are all there."""
     num_blocks = end // group.block_size
     return runs[num_blocks - 1] >= num_blocks - group.num_null(end)

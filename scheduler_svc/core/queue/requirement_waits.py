@@ -27,7 +27,7 @@ class Preparation:
 
 @dataclass(frozen=True, slots=True)
 class Preparations:
-    """What the worker should do about requirements."""
+    """Orders to the worker about requirements."""
 
     wanted: tuple[Preparation, ...]
     dropped_ids: tuple[int, ...]  # asked for before, and not needed any more
@@ -71,7 +71,7 @@ class RequirementWaits:
 
     @property
     def has_news(self) -> bool:
-        """Whether `take` would return something."""
+        """True if `take` would return something."""
         return bool(self._dropped) or (self._has_room and bool(self._not_asked))
 
     @property
@@ -83,7 +83,7 @@ class RequirementWaits:
         return tuple(one for one in request.requirements if one.kind in self._kinds)
 
     def must_wait(self, sequence: Sequence) -> bool:
-        """Whether a sequence without a slot may not enter one before something is ready."""
+        """True if a sequence without a slot may not enter one before something is ready."""
         if not sequence.request.requirements or sequence.preparations:
             return False
         return bool(self.awaited(sequence.request))
@@ -95,7 +95,7 @@ class RequirementWaits:
         self._not_asked[sequence] = None
 
     def take(self) -> Preparations | None:
-        """What to ask the worker for now; None when there is nothing."""
+        """Returns the orders to the worker for now; None when there are none."""
         wanted: list[Preparation] = []
         while self._not_asked and self._has_room:
             sequence = next(iter(self._not_asked))

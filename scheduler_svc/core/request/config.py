@@ -113,7 +113,7 @@ class SchedulerConfig:
 
     @property
     def has_window(self) -> bool:
-        """Whether blocks of a group are freed while their sequence runs."""
+        """True if blocks of a group are freed while their sequence runs."""
         return any(group.window is not None for group in self.kv_groups)
 
     def blocks_needed(self, max_len: int) -> int:

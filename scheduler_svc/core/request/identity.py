@@ -22,7 +22,7 @@ Digests = NDArray[np.uint64]  # [n, 2] 128 bits each
 
 @dataclass(frozen=True, slots=True)
 class Root:
-    """What the first block of a chain follows; empty texts stand for what is not set."""
+    """The parent of the first block of a chain; empty texts stand for what is not set."""
 
     salt: str = ""  # of the request
     namespace: str = ""  # of the worker's blocks: their type, where that is not the model's own

@@ -121,7 +121,7 @@ class Admission:
         return False
 
     def _has_room_for_all(self, sequence: Sequence) -> bool:
-        """Whether a suspect can compute all its tokens while the others run.
+        """True if a suspect can compute all its tokens while the others run.
 
         With room for its first chunk alone it would be preempted in their favour, and enter again,
         for ever.

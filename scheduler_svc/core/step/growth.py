@@ -155,7 +155,7 @@ class Growth:
         return True
 
     def _may_slide(self, running: list[Sequence]) -> bool:
-        """Whether the only running sequence will free blocks once the steps in flight are done.
+        """True if the only running sequence will free blocks once the steps in flight are done.
 
         Those steps decide how far its window reaches; with none in flight it has room.
         """

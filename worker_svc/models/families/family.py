@@ -10,7 +10,7 @@ from worker_svc.models.spec import ModelSpec
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """How the config.json of an architecture is read.
+    """The reader of an architecture's config.json.
 
     `config_keys` holds the keys that mean the same in all families. Any other key is refused.
     """

@@ -32,14 +32,14 @@ ALL = tuple(RequirementKind)
 
 
 def asked(scheduler: Scheduler) -> tuple[Preparation, ...]:
-    """What the worker is asked for now, and nothing is dropped."""
+    """Takes what the worker is asked for; nothing is dropped."""
     preparations = scheduler.take_preparations()
     assert preparations is not None and not preparations.dropped_ids
     return preparations.wanted
 
 
 def dropped(scheduler: Scheduler) -> tuple[int, ...]:
-    """What the worker need not prepare any more."""
+    """Takes the ids that the worker need not keep any more."""
     preparations = scheduler.take_preparations() or Preparations((), ())
     assert not preparations.wanted
     return preparations.dropped_ids
