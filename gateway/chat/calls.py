@@ -84,7 +84,7 @@ ReadCalls = Callable[[Source, int, Calls], Steps[bool]]
 def parse_between(
     source: Source, calls: Calls, opening: str, closing: str, read: ReadCalls
 ) -> Steps[None]:
-    """Parses the calls behind each opening, anywhere in the text.
+    """Parses the calls after each opening, anywhere in the text.
 
     An opening without a call is text. A closing that closes nothing is dropped once the answer has
     a call.

@@ -225,7 +225,7 @@ def read_literal_arguments(
     language: Language,
     members: NamedValues,
 ) -> Steps[bool]:
-    """Reads the arguments behind a call's head, whose first group is the name, as a whole.
+    """Reads the arguments after a call's head, whose first group is the name, as a whole.
 
     Returns False, with nothing taken, without a head or where they are none.
     """
