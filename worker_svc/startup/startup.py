@@ -122,9 +122,7 @@ def _load_natively(
     )
     max_model_len = config.max_model_len or shape.max_model_len
     shape.check_length(max_model_len)
-    stored = registry.stored_kv_cache_dtype(shape.quantization)
-    asked = config.kv_cache_dtype
-    kv_dtype = resolve_kv_dtype((stored or asked) if asked == "auto" else asked, dtype, device)
+    kv_dtype = _kv_dtype_of(config, shape, dtype, device)
     candidates = _candidates(config, device, dtype, kv_dtype, shape.uniform.mixer.head_dim)
     _require_room(config, shape, kv_dtype, device, max_model_len)
     log.info("loading %s as %s on %s", folder, _name(dtype), device)
@@ -166,14 +164,25 @@ def _load_of_transformers(
     if compiling is not None:
         compiling.stop()
     dtype = resolve_dtype(dtype_name, device, shape.checkpoint_dtype, None)
-    stored = registry.stored_kv_cache_dtype(shape.quantization)
-    asked = config.kv_cache_dtype
-    kv_dtype = resolve_kv_dtype((stored or asked) if asked == "auto" else asked, dtype, device)
+    kv_dtype = _kv_dtype_of(config, shape, dtype, device)
     max_model_len = config.max_model_len or shape.max_model_len
     log.info("loading %s as %s on %s by transformers", folder, _name(dtype), device)
     model = implementation.load(config, folder, shape, dtype, kv_dtype, device, max_model_len)
     facts = facts_of(shape, folder, served_model_name, dtype, max_model_len)
     return LoadedModel(model, facts, dtype, device, folder, (), Candidates())
+
+
+def _kv_dtype_of(
+    config: WorkerConfig,
+    shape: "ModelSpec | TransformersConfig",
+    dtype: torch.dtype,
+    device: torch.device,
+) -> torch.dtype:
+    """The type of stored keys and values; the checkpoint may name the one of `auto`."""
+    asked = config.kv_cache_dtype
+    if asked == "auto":
+        asked = registry.stored_kv_cache_dtype(shape.quantization) or asked
+    return resolve_kv_dtype(asked, dtype, device)
 
 
 def _require_room(
