@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 from bench.harness.records import Results, add_json
 from kernels.attention.decode_attention import paged_decode_attention
+from kernels.attention.kind import AttentionKind
 from kernels.attention.prefill_attention import paged_attention
 from kernels.attention.rope import norm_rope_write_kv
 from kernels.attention.workspace import decode_workspace
@@ -133,7 +134,7 @@ def decode_attention() -> Iterator[KernelTiming]:
         lens = torch.full((batch,), context, dtype=torch.int32, device="cuda")
         q = randn(batch, HEADS, HEAD_DIM)
         out, workspace = torch.empty_like(q), decode_workspace(q, KV_HEADS)
-        rest = (tables, lens, HEAD_DIM**-0.5, out, workspace)
+        rest = (tables, lens, AttentionKind(HEAD_DIM**-0.5), out, workspace)
         us = time_graph([partial(paged_decode_attention, q, k, v, *rest) for k, v in pairs])
         yield KernelTiming("decode_attention", f"{batch} x {context}", us, num_bytes=num_bytes)
         del pairs
@@ -158,13 +159,16 @@ def _decode_float8(heads: int, batch: int, context: int, lengths: Tensor) -> Ite
     scales = torch.ones((4, KV_HEADS), device="cuda")
     out, workspace = torch.empty_like(q), decode_workspace(q, KV_HEADS)
     kernel = decode_float8_cache.kernel_for(q, stored[0][0])
-    rest = (tables, lens, HEAD_DIM**-0.5)
+    kind = AttentionKind(HEAD_DIM**-0.5)
+    rest = (tables, lens, kind, out, workspace, scales)
     kinds: dict[str, list[Callable[[], object]]] = {"triton": [
-        partial(paged_decode_attention, q, k, v, *rest, out, workspace, scales) for k, v in stored
+        partial(paged_decode_attention, q, k, v, *rest) for k, v in stored
     ]}  # fmt: skip
     if kernel is not None:
         attend = kernel.attend
-        kinds["shared out"] = [partial(attend, q, k, v, *rest, scales, out) for k, v in stored]
+        kinds["shared out"] = [
+            partial(attend, q, k, v, tables, lens, kind.scale, scales, out) for k, v in stored
+        ]
     mean = float(lengths.float().mean())
     for name, calls in kinds.items():
         shape = f"{name}, {heads} heads, {batch} x {mean:.0f}"
@@ -178,7 +182,7 @@ def prefill_attention() -> Iterator[KernelTiming]:
         cu = torch.arange(batch + 1, dtype=torch.int32, device="cuda") * queries
         q = randn(batch * queries, HEADS, HEAD_DIM)
         out = torch.empty_like(q)
-        args = (q, k, v, tables, lens, cu, queries, HEAD_DIM**-0.5, out)
+        args = (q, k, v, tables, lens, cu, queries, AttentionKind(HEAD_DIM**-0.5), out)
         us = time_graph([partial(paged_attention, *args)] * 4)
         seen = context - (queries - 1) / 2  # keys of the average query
         flops = 4.0 * batch * queries * seen * HEADS * HEAD_DIM

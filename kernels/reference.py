@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kernels import fp8
+from kernels.attention.kind import AttentionKind
 
 # A query tile attends to keys up to its own end, which saves half the work of a long prompt.
 QUERY_TILE = 256
@@ -140,46 +141,6 @@ def gather(
 
 
 @dataclass(frozen=True, slots=True)
-class Sight:
-    """The keys that a query sees: up to its own, and of these perhaps the newest ones alone."""
-
-    window: int | None = None  # this many, its own included
-    chunk: int | None = None  # those of its own chunk: positions with one quotient by this number
-
-    def first_key(self, position: int) -> int:
-        """The position of the first key that a query at this position sees."""
-        first = 0 if self.window is None else max(0, position - self.window + 1)
-        return first if self.chunk is None else max(first, position // self.chunk * self.chunk)
-
-    def hides(self, queries: Tensor, keys: Tensor) -> Tensor:
-        """True where a query position must not see a key position; the two are broadcast."""
-        hidden = keys > queries
-        if self.window is not None:
-            hidden = hidden | (keys <= queries - self.window)
-        if self.chunk is not None:
-            hidden = hidden | (keys // self.chunk != queries // self.chunk)
-        return hidden
-
-
-EVERYTHING = Sight()
-
-
-@dataclass(frozen=True, slots=True)
-class Scoring:
-    """The way from products of queries and keys to weights."""
-
-    scale: float
-    softcap: float | None = None  # scores become softcap * tanh(score / softcap)
-    # [H]: a score of each head that takes its share of the weights, and has no value.
-    sinks: Tensor | None = None
-
-    @property
-    def is_plain(self) -> bool:
-        """True if the weights are the softmax of the scaled products."""
-        return self.softcap is None and self.sinks is None
-
-
-@dataclass(frozen=True, slots=True)
 class DecodeGroup:
     """Sequences with one query each, computed in one call, padded to the most keys of one."""
 
@@ -224,15 +185,18 @@ class AttentionPlan:
         cu_seqlens_q: Tensor,
         block_size: int,
         dtype: torch.dtype,
-        sight: Sight = EVERYTHING,
+        kind: AttentionKind,
     ) -> "AttentionPlan":
-        """Plans block_tables [B, W], context_lens [B], cu_seqlens_q [B + 1]; masks are of dtype."""
+        """Plans block_tables [B, W], context_lens [B], cu_seqlens_q [B + 1]; masks are of dtype.
+
+        It depends on the keys that queries of the kind see, and on no more of it.
+        """
         contexts: list[int] = context_lens.tolist()
         starts: list[int] = cu_seqlens_q.tolist()
         lengths = [end - start for start, end in pairwise(starts)]
         live = [i for i, context in enumerate(contexts) if context > 0]
         decodes = [i for i in live if lengths[i] == 1]
-        firsts = [sight.first_key(context - 1) for context in contexts]
+        firsts = [kind.first_key(context - 1) for context in contexts]
         groups = tuple(
             _decode_group(group, firsts, contexts, starts, block_tables, block_size, dtype)
             for group in _similar_contexts(
@@ -241,7 +205,7 @@ class AttentionPlan:
         )
         prefills = tuple(
             _prefill(
-                starts[i], starts[i + 1], contexts[i], block_tables[i], block_size, dtype, sight
+                starts[i], starts[i + 1], contexts[i], block_tables[i], block_size, dtype, kind
             )
             for i in live
             if lengths[i] > 1
@@ -318,7 +282,7 @@ def _prefill(
     block_table: Tensor,
     block_size: int,
     dtype: torch.dtype,
-    sight: Sight,
+    kind: AttentionKind,
 ) -> Prefill:
     device = block_table.device
     slots = _slots_of(
@@ -330,13 +294,13 @@ def _prefill(
         tile_end = min(tile_start + QUERY_TILE, end)
         end_key = num_cached + tile_end - start
         first = end_key - (tile_end - tile_start)  # position of the tile's first query
-        first_key = sight.first_key(first)
+        first_key = kind.first_key(first)
         mask = None
-        if first > 0 or sight != EVERYTHING:
+        if first > 0 or not kind.sees_all:
             queries = torch.arange(first, end_key, device=device).unsqueeze(1)
             keys = torch.arange(first_key, end_key, device=device)
             mask = torch.zeros((end_key - first, end_key - first_key), dtype=dtype, device=device)
-            mask = mask.masked_fill_(sight.hides(queries, keys), float("-inf"))
+            mask = mask.masked_fill_(kind.hides(queries, keys), float("-inf"))
         tiles.append(QueryTile(tile_start, tile_end, first_key, end_key, mask))
     return Prefill(slots.flatten(), tuple(tiles))
 
@@ -345,24 +309,27 @@ def attend(
     q: Tensor,
     kv_rows: Tensor | KvRows,
     plan: AttentionPlan,
-    scoring: Scoring,
+    kind: AttentionKind,
     kv_scales: Tensor | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Attention of q [T, H, D] by the plan -> [T, H, Dv].
 
     `kv_rows` is [num_slots, 2, Hkv, D], or keys and values apart. `kv_scales` [4, Hkv] are those of
-    a cache in FP8.
+    a cache in FP8, `sinks` [H] those of a kind that has some.
     """
+    if kind.has_sinks != (sinks is not None):
+        raise ValueError(f"{kind}, and sinks {sinks}")
     if len(plan.groups) == 1 and plan.groups[0].rows is None:
-        return _attend_decode(q, kv_rows, plan.groups[0], scoring, kv_scales)
+        return _attend_decode(q, kv_rows, plan.groups[0], kind, kv_scales, sinks)
     v_dim = (kv_rows.values if isinstance(kv_rows, KvRows) else kv_rows).shape[-1]
     shape = (*q.shape[:2], v_dim)
     out = q.new_empty(shape) if plan.covers_all else q.new_zeros(shape)
     for group in plan.groups:
         rows = slice(None) if group.rows is None else group.rows
-        out[rows] = _attend_decode(q[rows], kv_rows, group, scoring, kv_scales)
+        out[rows] = _attend_decode(q[rows], kv_rows, group, kind, kv_scales, sinks)
     for prefill in plan.prefills:
-        _attend_prefill(q, kv_rows, prefill, scoring, out, kv_scales)
+        _attend_prefill(q, kv_rows, prefill, kind, out, kv_scales, sinks)
     return out
 
 
@@ -370,8 +337,9 @@ def _attend_decode(
     q: Tensor,
     kv_rows: Tensor | KvRows,
     group: DecodeGroup,
-    scoring: Scoring,
+    kind: AttentionKind,
     kv_scales: Tensor | None,
+    sinks: Tensor | None,
 ) -> Tensor:
     num_seqs, num_heads, head_dim = q.shape
     # [B, Hkv, L, D] each
@@ -382,10 +350,10 @@ def _attend_decode(
     num_kv_heads = k.shape[1]
     # The query heads of a KV head become its queries, so that K and V are read once.
     q = q.reshape(num_seqs, num_kv_heads, num_heads // num_kv_heads, head_dim)
-    if scoring.is_plain:
-        out = F.scaled_dot_product_attention(q, k, v, attn_mask=group.mask, scale=scoring.scale)
+    if kind.is_softmax:
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=group.mask, scale=kind.scale)
     else:
-        out = _weighed(q, k, v, group.mask, scoring, (num_kv_heads, -1, 1))
+        out = _weighed(q, k, v, group.mask, kind, sinks, (num_kv_heads, -1, 1))
     return out.reshape(num_seqs, num_heads, v.shape[-1])
 
 
@@ -393,9 +361,10 @@ def _attend_prefill(
     q: Tensor,
     kv_rows: Tensor | KvRows,
     prefill: Prefill,
-    scoring: Scoring,
+    kind: AttentionKind,
     out: Tensor,
     kv_scales: Tensor | None,
+    sinks: Tensor | None,
 ) -> None:
     num_heads = q.shape[1]
     keys, values = gather(kv_rows, prefill.slots, q.dtype, kv_scales)  # [L, Hkv, D]
@@ -409,18 +378,19 @@ def _attend_prefill(
         queries = queries.permute(1, 2, 0, 3)
         k_seen = k[:, :, tile.first_key : tile.end_key]
         v_seen = v[:, :, tile.first_key : tile.end_key]
-        if scoring.is_plain:
+        if kind.is_softmax:
             attended = F.scaled_dot_product_attention(
                 queries,
                 k_seen,
                 v_seen,
                 attn_mask=tile.mask,
                 is_causal=tile.mask is None,
-                scale=scoring.scale,
+                scale=kind.scale,
             )
         else:
             mask = _causal(queries) if tile.mask is None else tile.mask
-            attended = _weighed(queries, k_seen, v_seen, mask, scoring, (num_kv_heads, share, 1, 1))
+            shape = num_kv_heads, share, 1, 1
+            attended = _weighed(queries, k_seen, v_seen, mask, kind, sinks, shape)
         out[tile.start : tile.end] = attended.permute(2, 0, 1, 3).flatten(1, 2)
 
 
@@ -429,22 +399,23 @@ def _weighed(
     k: Tensor,
     v: Tensor,
     mask: Tensor | None,
-    scoring: Scoring,
+    kind: AttentionKind,
+    sinks: Tensor | None,
     heads: tuple[int, ...],
 ) -> Tensor:
     """Attention [..., Q, D], [..., L, D] and [..., L, Dv] -> [..., Q, Dv], weights in float32.
 
     `heads` is the shape in which the heads' sinks are broadcast to the scores.
     """
-    scores = (q @ k.transpose(-1, -2)).float() * scoring.scale
-    if scoring.softcap is not None:
-        scores = torch.tanh(scores / scoring.softcap) * scoring.softcap
+    scores = (q @ k.transpose(-1, -2)).float() * kind.scale
+    if kind.softcap is not None:
+        scores = torch.tanh(scores / kind.softcap) * kind.softcap
     if mask is not None:
         scores = scores + mask
-    if scoring.sinks is None:
+    if sinks is None:
         return scores.softmax(-1).to(v.dtype) @ v
-    sinks = scoring.sinks.float().view(heads).expand(*scores.shape[:-1], 1)
-    weights = torch.cat((scores, sinks), dim=-1).softmax(-1)[..., :-1]
+    shares = sinks.float().view(heads).expand(*scores.shape[:-1], 1)
+    weights = torch.cat((scores, shares), dim=-1).softmax(-1)[..., :-1]
     return weights.to(v.dtype) @ v
 
 
@@ -463,7 +434,7 @@ def paged_attention(
     context_lens: Tensor,
     cu_seqlens_q: Tensor,
     max_seqlen_q: int,
-    scale: float,
+    kind: AttentionKind,
     kv_scales: Tensor | None = None,
 ) -> Tensor:
     """Causal attention of each sequence's last queries over its cached context.
@@ -471,9 +442,11 @@ def paged_attention(
     Sequence i has queries q[cu_seqlens_q[i] : cu_seqlens_q[i + 1]]; the last one is at position
     context_lens[i] - 1. The output of a sequence without context is zero.
     """
-    plan = AttentionPlan.build(block_tables, context_lens, cu_seqlens_q, k_cache.shape[1], q.dtype)
+    plan = AttentionPlan.build(
+        block_tables, context_lens, cu_seqlens_q, k_cache.shape[1], q.dtype, kind
+    )
     kv_rows = torch.stack((k_cache.flatten(0, 1), v_cache.flatten(0, 1)), dim=1)
-    return attend(q, kv_rows, plan, Scoring(scale), kv_scales)
+    return attend(q, kv_rows, plan, kind, kv_scales)
 
 
 def paged_decode_attention(
@@ -482,13 +455,13 @@ def paged_decode_attention(
     v_cache: Tensor,
     block_tables: Tensor,
     context_lens: Tensor,
-    scale: float,
+    kind: AttentionKind,
     kv_scales: Tensor | None = None,
 ) -> Tensor:
     """`paged_attention` with one query per sequence, q [B, H, D]."""
     cu_seqlens_q = torch.arange(q.shape[0] + 1, dtype=torch.int32, device=q.device)
     return paged_attention(
-        q, k_cache, v_cache, block_tables, context_lens, cu_seqlens_q, 1, scale, kv_scales
+        q, k_cache, v_cache, block_tables, context_lens, cu_seqlens_q, 1, kind, kv_scales
     )
 
 

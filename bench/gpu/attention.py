@@ -15,6 +15,7 @@ from dataclasses import asdict
 import torch
 
 from bench.harness.records import Results, add_json
+from kernels.attention.kind import AttentionKind
 from worker_svc.attention import flash_attn
 from worker_svc.attention.backend import AttentionTiming, Backend
 from worker_svc.attention.batch import HeadLayout
@@ -39,7 +40,7 @@ def measure(heads: HeadLayout, block_size: int) -> Iterator[AttentionTiming | st
         block_size=block_size,
         vocab_size=1,
     )
-    clock = Clock(heads, like.dtype, device, limits, ours)
+    clock = Clock(heads, AttentionKind(heads.scale), like.dtype, device, limits, ours)
     capability = torch.cuda.get_device_capability(device)
     setup = flash_attn.Setup(heads.head_dim, like.dtype, block_size, capability)
     found = flash_attn.find(setup)

@@ -23,7 +23,8 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from kernels.attention.paged import PLAIN, Traits, check_heads, output_for
+from kernels.attention.kind import AttentionKind
+from kernels.attention.paged import check_heads, check_sinks, output_for
 from kernels.attention.workspace import MAX_SLICES, DecodeWorkspace, decode_workspace
 from kernels.pdl import has_pdl, launch_options
 
@@ -84,11 +85,11 @@ def paged_decode_attention(
     v_cache: torch.Tensor,
     block_tables: torch.Tensor,
     context_lens: torch.Tensor,
-    scale: float,
+    kind: AttentionKind,
     out: torch.Tensor | None = None,
     workspace: DecodeWorkspace | None = None,
     kv_scales: torch.Tensor | None = None,
-    traits: Traits = PLAIN,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Attend to the first `context_lens[b]` cached tokens; a row of length 0 gives zeros.
 
@@ -107,9 +108,9 @@ def paged_decode_attention(
         # All first splits come first: idle splits of short contexts would spoil their placement.
         grid = (num_kv_heads, batch, config.num_splits)
         _launch(
-            q, k_cache, v_cache, block_tables, context_lens, scale, out, workspace, config, grid,
+            q, k_cache, v_cache, block_tables, context_lens, kind, out, workspace, config, grid,
             ahead=config.block_n if pairs <= _FEW_TO_PREFETCH else 0, kv_scales=kv_scales,
-            traits=traits,
+            sinks=sinks,
         )  # fmt: skip
     return out
 
@@ -121,11 +122,11 @@ def attend_leading(
     block_tables: torch.Tensor,
     context_lens: torch.Tensor,
     num_rows: torch.Tensor,
-    scale: float,
+    kind: AttentionKind,
     out: torch.Tensor,
     workspace: DecodeWorkspace | None = None,
     kv_scales: torch.Tensor | None = None,
-    traits: Traits = PLAIN,
+    sinks: torch.Tensor | None = None,
 ) -> None:
     """Attend with the first `num_rows` [1] int32, of B at most, of q [T, H, D]; writes no other."""
     batch, num_kv_heads = len(context_lens), k_cache.shape[2]
@@ -138,8 +139,8 @@ def attend_leading(
     # A row has a program for each of its KV heads at least.
     programs = max(min(batch, len(q)), _LEADING_PROGRAMS // num_kv_heads)
     _launch(
-        q, k_cache, v_cache, block_tables, context_lens, scale, output_for(q, out), workspace,
-        config, (num_kv_heads, programs, 1), num_rows, config.block_n, kv_scales, traits,
+        q, k_cache, v_cache, block_tables, context_lens, kind, output_for(q, out), workspace,
+        config, (num_kv_heads, programs, 1), num_rows, config.block_n, kv_scales, sinks,
     )  # fmt: skip
 
 
@@ -149,7 +150,7 @@ def _launch(
     v_cache: torch.Tensor,
     block_tables: torch.Tensor,
     context_lens: torch.Tensor,
-    scale: float,
+    kind: AttentionKind,
     out: torch.Tensor,
     workspace: DecodeWorkspace | None,
     config: _Config,
@@ -157,7 +158,7 @@ def _launch(
     num_rows: torch.Tensor | None = None,
     ahead: int = 0,
     kv_scales: torch.Tensor | None = None,
-    traits: Traits = PLAIN,
+    sinks: torch.Tensor | None = None,
 ) -> None:
     num_heads, head_dim = q.shape[1:]
     block_size, num_kv_heads = k_cache.shape[1:3]
@@ -165,14 +166,15 @@ def _launch(
         raise TypeError("block_tables and context_lens must be int32")
     if block_tables.stride(1) != 1 or context_lens.stride(0) != 1:
         raise ValueError("rows of block_tables and context_lens must be contiguous")
+    check_sinks(kind, sinks, num_heads)
     workspace = decode_workspace(q, num_kv_heads) if workspace is None else workspace
     group = num_heads // num_kv_heads
     if workspace.partial.shape[1:] != (group, head_dim):
         raise ValueError(f"workspace of {tuple(workspace.partial.shape)} is for other heads")
     _decode_kernel[grid](
         q, k_cache, v_cache, block_tables, context_lens, num_rows, out,
-        workspace.partial, workspace.stats, workspace.arrivals, kv_scales, traits.sinks,
-        scale * _LOG2_E, traits.softcap * _LOG2_E,
+        workspace.partial, workspace.stats, workspace.arrivals, kv_scales, sinks,
+        kind.scale * _LOG2_E, (kind.softcap or 0.0) * _LOG2_E,
         q.stride(0), *k_cache.stride()[:3], block_tables.stride(0),
         GROUP=group,
         GROUP_PAD=max(8 if config.tokens_first else 16, triton.next_power_of_2(group)),
@@ -189,9 +191,9 @@ def _launch(
         FEW_TO_PREFETCH=_FEW_TO_PREFETCH,
         LINE=min(head_dim, _LINE_BYTES // k_cache.element_size()),
         IS_FP8=kv_scales is not None,
-        WINDOW=traits.window,
-        HAS_CAP=traits.softcap > 0,
-        HAS_SINKS=traits.sinks is not None,
+        WINDOW=kind.window or 0,
+        HAS_CAP=kind.softcap is not None,
+        HAS_SINKS=sinks is not None,
         PDL=has_pdl(q),
         num_warps=config.num_warps,
         num_stages=config.num_stages,

@@ -5,19 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from kernels import fp8
-
-
-@dataclass(frozen=True, slots=True)
-class Traits:
-    """The ways in which a kind of layer attends unlike others."""
-
-    window: int = 0  # keys that a query sees, its own and those before it; 0: all
-    softcap: float = 0.0  # scores become softcap * tanh(score / softcap); 0: they stay
-    # [H]: a score of each head that takes its share of the weights, and has no value.
-    sinks: torch.Tensor | None = None
-
-
-PLAIN = Traits()
+from kernels.attention.kind import AttentionKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,3 +58,14 @@ def output_for(q: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
     if out.shape != q.shape or out.dtype != q.dtype or not out.is_contiguous():
         raise ValueError(f"out must be contiguous {tuple(q.shape)} of {q.dtype}")
     return out
+
+
+def check_sinks(kind: AttentionKind, sinks: torch.Tensor | None, num_heads: int) -> None:
+    """Raises ValueError unless there is a sink for each head where the kind has them, else none.
+
+    Also for a chunk, which no kernel has.
+    """
+    if kind.has_sinks != (sinks is not None) or (sinks is not None and len(sinks) != num_heads):
+        raise ValueError(f"{kind} with {num_heads} heads, and sinks {sinks}")
+    if kind.chunk is not None:
+        raise ValueError(f"{kind} is not served by the kernels")

@@ -20,7 +20,8 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.attention.decode_attention import capped
-from kernels.attention.paged import PLAIN, Tiles, Traits, check_heads, output_for
+from kernels.attention.kind import AttentionKind
+from kernels.attention.paged import Tiles, check_heads, check_sinks, output_for
 from kernels.pdl import has_pdl, is_compiled, launch_options
 
 _LOG2_E = 1.4426950408889634
@@ -87,10 +88,10 @@ def paged_attention(
     context_lens: torch.Tensor,
     cu_seqlens_q: torch.Tensor,
     max_seqlen_q: int,
-    scale: float,
+    kind: AttentionKind,
     out: torch.Tensor | None = None,
     kv_scales: torch.Tensor | None = None,
-    traits: Traits = PLAIN,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Attend from tokens `cu_seqlens_q[b]` up to `cu_seqlens_q[b+1]` to sequence b's keys.
 
@@ -100,8 +101,8 @@ def paged_attention(
     if block_tables.shape[0] != batch or cu_seqlens_q.shape != (batch + 1,):
         raise ValueError(f"batch {batch}: {block_tables.shape=}, {cu_seqlens_q.shape=}")
     return _attend_all(
-        q, k_cache, v_cache, block_tables, context_lens, cu_seqlens_q, max_seqlen_q, scale, out,
-        kv_scales=kv_scales, traits=traits,
+        q, k_cache, v_cache, block_tables, context_lens, cu_seqlens_q, max_seqlen_q, kind, out,
+        kv_scales=kv_scales, sinks=sinks,
     )  # fmt: skip
 
 
@@ -113,10 +114,10 @@ def attend_tiles(
     context_lens: torch.Tensor,
     cu_seqlens_q: torch.Tensor,
     tiles: Tiles,
-    scale: float,
+    kind: AttentionKind,
     out: torch.Tensor,
     kv_scales: torch.Tensor | None = None,
-    traits: Traits = PLAIN,
+    sinks: torch.Tensor | None = None,
 ) -> None:
     """`paged_attention` of the queries of these tiles alone; writes no other row of `out`."""
     if tiles.rows.shape != tiles.firsts.shape:
@@ -124,8 +125,8 @@ def attend_tiles(
     if not tiles.rows.dtype == tiles.firsts.dtype == torch.int32:
         raise TypeError("tiles must be int32")
     _attend_all(
-        q, k_cache, v_cache, block_tables, context_lens, cu_seqlens_q, tiles.max_seqlen_q, scale,
-        out, tiles, kv_scales, traits,
+        q, k_cache, v_cache, block_tables, context_lens, cu_seqlens_q, tiles.max_seqlen_q, kind,
+        out, tiles, kv_scales, sinks,
     )  # fmt: skip
 
 
@@ -137,15 +138,16 @@ def _attend_all(
     context_lens: torch.Tensor,
     cu_seqlens_q: torch.Tensor,
     max_seqlen_q: int,
-    scale: float,
+    kind: AttentionKind,
     out: torch.Tensor | None,
     tiles: Tiles | None = None,
     kv_scales: torch.Tensor | None = None,
-    traits: Traits = PLAIN,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     num_tokens, num_heads, head_dim = q.shape
     num_blocks, block_size, num_kv_heads, _ = k_cache.shape
     check_heads(q, k_cache, v_cache, kv_scales)
+    check_sinks(kind, sinks, num_heads)
     if not block_tables.dtype == context_lens.dtype == cu_seqlens_q.dtype == torch.int32:
         raise TypeError("block_tables, context_lens and cu_seqlens_q must be int32")
     if not block_tables.stride(1) == context_lens.stride(0) == cu_seqlens_q.stride(0) == 1:
@@ -168,10 +170,10 @@ def _attend_all(
         None if tiles is None else tiles.rows,
         None if tiles is None else tiles.firsts,
         kv_scales,
-        traits.sinks,
+        sinks,
         batch,
-        scale * _LOG2_E,
-        traits.softcap * _LOG2_E,
+        kind.scale * _LOG2_E,
+        (kind.softcap or 0.0) * _LOG2_E,
         q.stride(0), *k_cache.stride()[:3], block_tables.stride(0), num_heads * head_dim,
         GROUP=group,
         HEADS=heads_per_tile,
@@ -182,9 +184,9 @@ def _attend_all(
         BLOCK_N=config.block_n,
         HAS_TILES=tiles is not None,
         IS_FP8=kv_scales is not None,
-        WINDOW=traits.window,
-        HAS_CAP=traits.softcap > 0,
-        HAS_SINKS=traits.sinks is not None,
+        WINDOW=kind.window or 0,
+        HAS_CAP=kind.softcap is not None,
+        HAS_SINKS=sinks is not None,
         WIDE=k_cache.stride(0) * num_blocks >= 2**31,
         PDL=has_pdl(q),
         num_warps=config.num_warps,

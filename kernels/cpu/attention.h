@@ -25,6 +25,7 @@ enum {
 typedef struct {
     long num_heads, num_kv_heads, head_dim;
     long block_size, table_width;
+    long window; /* keys that a query sees, its own included; 0: all up to its own */
     float scale, eps;
     const float *cos_sin;        /* [P, D]: D / 2 cosines, then D / 2 sines, per position */
     const int64_t *positions;    /* [T] */
@@ -43,6 +44,11 @@ typedef struct {
 } layer_cache;
 
 enum scale_kind { OF_KEYS, OF_VALUES, INVERSE_OF_KEYS, INVERSE_OF_VALUES };
+
+/* The first key that a query at this position sees. */
+static inline long first_key(const attention *a, long position) {
+    return a->window ? largest(position + 1 - a->window, 0) : 0;
+}
 
 static inline float scale_of(const attention *a, const layer_cache *c, enum scale_kind kind,
                              long kv_head) {
@@ -138,9 +144,10 @@ static void load_rows(const attention *a, const layer_cache *cache, long sequenc
 
 /* ---- online softmax --------------------------------------------------------------------------- */
 
-/* Turns scores [KEY_TILE] into weights relative to the largest score so far, zero from `count` on;
- * returns the factor that rescales previous sums. */
-static float weigh(float *restrict scores, long count, float *largest, float *total) {
+/* Turns scores [KEY_TILE] into weights relative to the largest score so far, zero before `hidden` and
+ * from `count` on; returns the factor that rescales previous sums. */
+static float weigh(float *restrict scores, long hidden, long count, float *largest, float *total) {
+    for (long j = 0; j < hidden; j++) scores[j] = -INFINITY;
     for (long j = count; j < KEY_TILE; j++) scores[j] = -INFINITY;
     float past = *largest;
     vec mosts = (vec){} + past, sum = {};
@@ -201,13 +208,13 @@ INLINED void add_tile(const cached *const *values, long count, long d, const int
     }
 }
 
-INLINED void attend_tile(const cached *const *keys, const cached *const *values, long count, long d,
-                         const int heads, float (*restrict q)[MAX_HEAD_DIM + PAIR],
-                         running *state) {
+INLINED void attend_tile(const cached *const *keys, const cached *const *values, long hidden,
+                         long count, long d, const int heads,
+                         float (*restrict q)[MAX_HEAD_DIM + PAIR], running *state) {
     float scores[TOGETHER][KEY_TILE], kept[TOGETHER];
     score_tile(keys, count, d, heads, q, state->keys, scores);
     for (int h = 0; h < heads; h++)
-        kept[h] = weigh(scores[h], count, &state->largest[h], &state->total[h]);
+        kept[h] = weigh(scores[h], hidden, count, &state->largest[h], &state->total[h]);
     add_tile(values, count, d, heads, kept, scores, state->sum);
 }
 
@@ -232,17 +239,19 @@ static void attend_heads(const attention *a, const scalar *qkv, const scalar *qk
     const cached *keys[KEY_TILE], *values[KEY_TILE];
     long row_bytes = 2 * a->num_kv_heads * d * sizeof(cached);
     long ahead = ceil_div(BYTES_LOADED_AHEAD, row_bytes * KEY_TILE) * KEY_TILE;
-    for (long start = 0; start < context; start += KEY_TILE) {
-        long count = least(context - start, KEY_TILE);
-        if (start % ahead == 0)
-            load_rows(a, cache, sequence, unread, start, least(context - start, ahead));
+    long first_seen = first_key(a, context - 1), begin = first_seen / KEY_TILE * KEY_TILE;
+    for (long start = begin; start < context; start += KEY_TILE) {
+        long count = least(context - start, KEY_TILE), hidden = largest(first_seen - start, 0);
+        if (start == begin || start % ahead == 0)
+            load_rows(a, cache, sequence, unread, start,
+                      least(context - start, ahead - start % ahead));
         find_keys(a, cache, sequence, kv_head, start, count, keys);
         for (long j = 0; j < count; j++) values[j] = keys[j] + a->num_kv_heads * d;
         switch (heads) {
-        case 1: attend_tile(keys, values, count, d, 1, q, &state); break;
-        case 2: attend_tile(keys, values, count, d, 2, q, &state); break;
-        case 3: attend_tile(keys, values, count, d, 3, q, &state); break;
-        case 4: attend_tile(keys, values, count, d, 4, q, &state); break;
+        case 1: attend_tile(keys, values, hidden, count, d, 1, q, &state); break;
+        case 2: attend_tile(keys, values, hidden, count, d, 2, q, &state); break;
+        case 3: attend_tile(keys, values, hidden, count, d, 3, q, &state); break;
+        case 4: attend_tile(keys, values, hidden, count, d, 4, q, &state); break;
         }
     }
     for (int h = 0; h < heads; h++)
@@ -292,13 +301,14 @@ static void attend_strip(const attention *a, const query_block *b, long at, long
         float_tile(count, &t);
     }
     for (long r = 0; r < count; r++) {
-        long seen = first_position + (at + r) / b->heads + 1 - start;
-        if (seen <= 0) {
+        long position = first_position + (at + r) / b->heads;
+        long hidden = largest(first_key(a, position) - start, 0);
+        long seen = least(position + 1 - start, num_keys);
+        if (seen <= hidden) {
             memset(scores[r], 0, sizeof scores[r]);
             continue;
         }
-        float kept = weigh(scores[r], least(seen, num_keys), &s->largest[at + r],
-                           &s->total[at + r]);
+        float kept = weigh(scores[r], hidden, seen, &s->largest[at + r], &s->total[at + r]);
         if (kept != 1.0f)
             for (long i = 0; i < width; i += LANES)
                 store_float(s->sum[at + r] + i, load_float(s->sum[at + r] + i) * kept);
@@ -326,7 +336,8 @@ static void attend_block(const attention *a, const scalar *qkv, const scalar *qk
         memset(s.sum[r], 0, sizeof s.sum[r]);
     }
     long end = least(first_position + b->num_queries, context), strips = ceil_div(count, STRIP);
-    for (long start = 0; start < end; start += KEY_TILE) {
+    long begin = first_key(a, first_position) / KEY_TILE * KEY_TILE;
+    for (long start = begin; start < end; start += KEY_TILE) {
         long num_keys = least(end - start, KEY_TILE);
         copy_keys(a, cache, b, start, num_keys, &s);
         for (long i = 0; i < strips; i++) {

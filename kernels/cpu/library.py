@@ -60,6 +60,7 @@ class AttentionArguments(ctypes.Structure):
         ("head_dim", c_long),
         ("block_size", c_long),
         ("table_width", c_long),
+        ("window", c_long),
         ("scale", c_float),
         ("eps", c_float),
         ("cos_sin", c_void_p),

@@ -7,12 +7,15 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from kernels.attention.kind import AttentionKind
 from tests.gpu.test_cuda_runner import CONFIG, SHAPE, generate, make_prompt
 from tests.pairs import pairwise
 from tests.worker_svc.paged_batches import PagedBatch, assert_close
 from worker_svc.attention import flash_attn
 from worker_svc.attention.batch import HeadLayout
+from worker_svc.attention.call import AttentionCall
 from worker_svc.attention.flash_attn import FlashAttention, Setup
+from worker_svc.attention.kv_cache import LayerKv
 from worker_svc.startup import startup
 
 pytestmark = [
@@ -61,10 +64,10 @@ def batch(sequences: list[tuple[int, int]], heads: HeadLayout, block_size: int) 
     ("heads", "block_size", "name"), pairwise(HEADS, BLOCK_SIZES, list(PROMPTS)), ids=str
 )
 def test_prompts_and_chunks(version: int, heads: HeadLayout, block_size: int, name: str) -> None:
-    attends = backend(version, heads, block_size)
+    attends, kind = backend(version, heads, block_size), AttentionKind(heads.scale)
     made = batch(PROMPTS[name], heads, block_size)
-    out = attends.prefill(made.q, *made.cache.layer(0), made.batch)
-    assert_close(out, made.expected(heads.scale))
+    out = attends.prefill(made.call(kind))
+    assert_close(out, made.expected(kind))
 
 
 @pytest.mark.parametrize(
@@ -73,46 +76,45 @@ def test_prompts_and_chunks(version: int, heads: HeadLayout, block_size: int, na
 def test_decode_steps(
     version: int, heads: HeadLayout, block_size: int, contexts: list[int]
 ) -> None:
-    attends = backend(version, heads, block_size)
+    attends, kind = backend(version, heads, block_size), AttentionKind(heads.scale)
     made = batch([(context, 1) for context in contexts], heads, block_size)
-    out = attends.decode(made.q, *made.cache.layer(0), made.batch)
-    assert_close(out, made.expected(heads.scale))
+    out = attends.decode(made.call(kind))
+    assert_close(out, made.expected(kind))
 
 
 def test_a_captured_graph_follows_growing_contexts(version: int) -> None:
     heads = HEADS[0]
-    attends = backend(version, heads, 256)
+    attends, kind = backend(version, heads, 256), AttentionKind(heads.scale)
     made = batch([(700, 1), (90, 1), (1, 1)], heads, 256)
     lens = made.batch.context_lens
-    k, v = made.cache.layer(0)
-    attends.decode(made.q, k, v, made.batch)
+    attends.decode(made.call(kind))
     lens.fill_(1)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        out = attends.decode(made.q, k, v, made.batch)
+        out = attends.decode(made.call(kind))
     for contexts in ([1, 0, 0], [33, 90, 1], [700, 64, 0]):
         lens.copy_(torch.tensor(contexts, dtype=torch.int32))
         graph.replay()
-        assert_close(out, made.expected(heads.scale))
+        assert_close(out, made.expected(kind))
 
 
 def test_the_cache_is_read_where_it_lies(version: int) -> None:
     """A cache with unusual strides, of which a copy would take a gibibyte."""
     heads = HEADS[0]
-    attends = backend(version, heads, 256)
+    attends, kind = backend(version, heads, 256), AttentionKind(heads.scale)
     small = batch([(70, 70)], heads, 256)
     far = 2**31 // (256 * 2 * 8 * 128) + 8  # blocks; their offsets exceed 32 bits
     cache = torch.zeros(far + 2, 256, 2, 8, 128, device=CUDA, dtype=torch.bfloat16)
-    k, v = cache.unbind(2)
-    k[far:], v[far:] = small.cache.layer(0)
+    kv = LayerKv.of(cache.flatten(0, 1), 256)
+    kv.k[far:], kv.v[far:] = small.cache.layer(0)
     tables = small.batch.block_tables + far
     made = dataclasses.replace(small.batch, block_tables=tables)
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
-    out = attends.prefill(small.q, k, v, made)
+    out = attends.prefill(AttentionCall(small.q, kv, made, kind))
     assert torch.cuda.max_memory_allocated() - before < 64 << 20
-    assert_close(out, small.expected(heads.scale))
+    assert_close(out, small.expected(kind))
 
 
 @pytest.mark.parametrize("option", ["flash-attn", "auto"])

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.attention.paged import PLAIN, Traits
+from kernels.attention.kind import AttentionKind
 from tests.kernels.interpreted import quicken
 
 quicken()
@@ -55,7 +55,11 @@ class Paged:
     context_lens: Tensor  # [B] int32
 
     def attention(
-        self, q: Tensor, cu_seqlens_q: list[int], scale: float, traits: Traits = PLAIN
+        self,
+        q: Tensor,
+        cu_seqlens_q: list[int],
+        kind: AttentionKind,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         """Causal attention with a dense float32 softmax per sequence."""
         out = torch.zeros(q.shape, device=q.device)
@@ -69,17 +73,17 @@ class Paged:
             share = q.shape[1] // num_kv_heads
             k = self.k_cache[blocks, at % block_size].float().repeat_interleave(share, 1)
             v = self.v_cache[blocks, at % block_size].float().repeat_interleave(share, 1)
-            scores = torch.einsum("qhd,nhd->hqn", q[start:end].float(), k) * scale
+            scores = torch.einsum("qhd,nhd->hqn", q[start:end].float(), k) * kind.scale
             last_seen = torch.arange(context - (end - start), context, device=q.device)
-            if traits.softcap:
-                scores = traits.softcap * torch.tanh(scores / traits.softcap)
+            if kind.softcap:
+                scores = kind.softcap * torch.tanh(scores / kind.softcap)
             scores = scores.masked_fill(at > last_seen[:, None], -math.inf)
-            if traits.window:
-                is_far = at <= last_seen[:, None] - traits.window
+            if kind.window:
+                is_far = at <= last_seen[:, None] - kind.window
                 scores = scores.masked_fill(is_far, -math.inf)
-            if traits.sinks is not None:
-                sinks = traits.sinks.float()[:, None, None].expand(*scores.shape[:2], 1)
-                scores = torch.cat((scores, sinks), -1)
+            if sinks is not None:
+                shares = sinks.float()[:, None, None].expand(*scores.shape[:2], 1)
+                scores = torch.cat((scores, shares), -1)
             weights = scores.softmax(-1)[..., :context]
             out[start:end] = torch.einsum("hqn,nhd->qhd", weights, v)
         return out

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from kernels import reference
+from kernels.attention.kind import AttentionKind
 
 BLOCK_SIZE = 4
 EPS = 1e-5
@@ -60,7 +61,7 @@ class PagedBatch:
             self.context_lens,
             cu_seqlens_q,
             max(query_lens),
-            dim**-0.5,
+            AttentionKind(dim**-0.5),
         )
         expected = [
             dense_attention(queries, k, v, dim**-0.5)
@@ -97,6 +98,7 @@ def test_decodes_of_very_different_lengths_do_not_share_padding() -> None:
         torch.arange(len(contexts) + 1),
         BLOCK_SIZE,
         torch.float32,
+        AttentionKind(0.5),
     )
     assert [group.length for group in plan.groups] == [700, 300, 40]
 
@@ -107,10 +109,15 @@ def test_rows_without_context_get_zeros_and_read_nothing() -> None:
     context_lens = torch.tensor([5, 3, 0], dtype=torch.int32)
     q = torch.randn(3, 2, 4)
     out = reference.paged_decode_attention(
-        q, batch.k_cache, batch.v_cache, tables, context_lens, 0.5
+        q, batch.k_cache, batch.v_cache, tables, context_lens, AttentionKind(0.5)
     )
     expected = reference.paged_decode_attention(
-        q[:2], batch.k_cache, batch.v_cache, batch.block_tables, batch.context_lens, 0.5
+        q[:2],
+        batch.k_cache,
+        batch.v_cache,
+        batch.block_tables,
+        batch.context_lens,
+        AttentionKind(0.5),
     )
     assert torch.equal(out[2], torch.zeros(2, 4))
     torch.testing.assert_close(out[:2], expected)
@@ -121,7 +128,7 @@ def test_a_poisoned_sequence_leaves_its_neighbours_alone() -> None:
     batch.k_cache[batch.block_tables[1, 0]] = math.nan
     q = torch.randn(2, 2, 4)
     out = reference.paged_decode_attention(
-        q, batch.k_cache, batch.v_cache, batch.block_tables, batch.context_lens, 0.5
+        q, batch.k_cache, batch.v_cache, batch.block_tables, batch.context_lens, AttentionKind(0.5)
     )
     assert out[0].isfinite().all()
     assert out[1].isnan().all()

@@ -39,8 +39,9 @@ def importer(*versions: int, broken: dict[str, Exception] | None = None):
 
 
 def _attend(
-    q: Tensor, k: Tensor, v: Tensor, tables: Tensor, used: Tensor, scale: float, causal: bool
-) -> Tensor:
+    q: Tensor, k: Tensor, v: Tensor, tables: Tensor, used: Tensor, scale: float, causal: bool,
+    window: tuple[int | None, int | None], softcap: float,
+) -> Tensor:  # fmt: skip
     """Attention of q [B, S, H, D] over pages; causal from the bottom right; empty rows give 0."""
     assert tables.dtype == used.dtype == INT32
     assert tables.stride(-1) == used.stride(0) == 1
@@ -55,8 +56,15 @@ def _attend(
         keys, values = (x[rows].float().repeat_interleave(share, 1) for x in (k, v))
         scores = torch.einsum("qhd,nhd->hqn", q[b].float(), keys) * scale
         last = torch.arange(length - queries, length, device=q.device)[:, None]
+        if softcap:
+            scores = softcap * torch.tanh(scores / softcap)
         if causal:
             scores = scores.masked_fill(at > last, -math.inf)
+        before, after = window
+        if before is not None and before >= 0:
+            scores = scores.masked_fill(at < last - before, -math.inf)
+        if after is not None and after >= 0:
+            scores = scores.masked_fill(at > last + after, -math.inf)
         weights = scores.softmax(-1).nan_to_num(0.0)
         out[b] = torch.einsum("hqn,nhd->qhd", weights, values).to(q.dtype)
     return out
@@ -64,7 +72,7 @@ def _attend(
 
 def _varlen(
     q: Tensor, k: Tensor, v: Tensor, starts: Tensor, longest: int, tables: Tensor, used: Tensor,
-    scale: float, causal: bool,
+    scale: float, causal: bool, window: tuple[int | None, int | None], softcap: float,
 ) -> Tensor:  # fmt: skip
     assert starts.dtype == INT32
     assert starts.shape == (len(used) + 1,)
@@ -73,7 +81,9 @@ def _varlen(
     for b in range(len(used)):
         rows = slice(int(starts[b]), int(starts[b + 1]))
         one = slice(b, b + 1)
-        out[rows] = _attend(q[None, rows], k, v, tables[one], used[one], scale, causal)[0]
+        out[rows] = _attend(
+            q[None, rows], k, v, tables[one], used[one], scale, causal, window, softcap
+        )[0]
     return out
 
 
@@ -90,6 +100,8 @@ def flash_attn_varlen_func_v4(
     page_table: Tensor | None = None,
     softmax_scale: float | None = None,
     causal: bool = False,
+    window_size: tuple[int | None, int | None] = (None, None),
+    softcap: float = 0.0,
     num_splits: int = 1,
 ) -> tuple[Tensor, None]:
     assert page_table is not None
@@ -97,10 +109,13 @@ def flash_attn_varlen_func_v4(
     assert softmax_scale is not None
     assert cu_seqlens_k is None  # not allowed with a page table
     if cu_seqlens_q is None:
-        return _attend(q, k, v, page_table, seqused_k, softmax_scale, causal), None
+        return _attend(
+            q, k, v, page_table, seqused_k, softmax_scale, causal, window_size, softcap
+        ), None
     assert max_seqlen_q is not None
     out = _varlen(
-        q, k, v, cu_seqlens_q, max_seqlen_q, page_table, seqused_k, softmax_scale, causal
+        q, k, v, cu_seqlens_q, max_seqlen_q, page_table, seqused_k, softmax_scale, causal,
+        window_size, softcap,
     )  # fmt: skip
     return out, None
 
@@ -117,6 +132,8 @@ def flash_attn_with_kvcache_v3(
     max_seqlen_q: int | None = None,
     softmax_scale: float | None = None,
     causal: bool = False,
+    window_size: tuple[int | None, int | None] = (-1, -1),
+    softcap: float = 0.0,
     scheduler_metadata: Tensor | None = None,
     num_splits: int = 0,
 ) -> Tensor:
@@ -124,11 +141,21 @@ def flash_attn_with_kvcache_v3(
     assert page_table is not None
     assert softmax_scale is not None
     if cu_seqlens_q is None:
-        return _attend(q, k_cache, v_cache, page_table, cache_seqlens, softmax_scale, causal)
+        return _attend(
+            q,
+            k_cache,
+            v_cache,
+            page_table,
+            cache_seqlens,
+            softmax_scale,
+            causal,
+            window_size,
+            softcap,
+        )
     assert max_seqlen_q is not None
     return _varlen(
         q, k_cache, v_cache, cu_seqlens_q, max_seqlen_q, page_table, cache_seqlens, softmax_scale,
-        causal,
+        causal, window_size, softcap,
     )  # fmt: skip
 
 
@@ -142,13 +169,17 @@ def flash_attn_with_kvcache_v2(
     block_table: Tensor | None = None,
     softmax_scale: float | None = None,
     causal: bool = False,
+    window_size: tuple[int | None, int | None] = (-1, -1),
+    softcap: float = 0.0,
     num_splits: int = 0,
 ) -> Tensor:
     assert isinstance(cache_seqlens, Tensor)
     assert block_table is not None
     assert softmax_scale is not None
     assert k_cache.shape[1] % 256 == 0
-    return _attend(q, k_cache, v_cache, block_table, cache_seqlens, softmax_scale, causal)
+    return _attend(
+        q, k_cache, v_cache, block_table, cache_seqlens, softmax_scale, causal, window_size, softcap
+    )
 
 
 def flash_attn_varlen_func_v2(
@@ -162,6 +193,8 @@ def flash_attn_varlen_func_v2(
     dropout_p: float = 0.0,
     softmax_scale: float | None = None,
     causal: bool = False,
+    window_size: tuple[int | None, int | None] = (-1, -1),
+    softcap: float = 0.0,
     block_table: Tensor | None = None,
 ) -> Tensor:
     assert block_table is not None
@@ -170,7 +203,19 @@ def flash_attn_varlen_func_v2(
     assert cu_seqlens_k.dtype == INT32
     used = cu_seqlens_k.diff().int()
     assert max_seqlen_k >= int(used.max())
-    return _varlen(q, k, v, cu_seqlens_q, max_seqlen_q, block_table, used, softmax_scale, causal)
+    return _varlen(
+        q,
+        k,
+        v,
+        cu_seqlens_q,
+        max_seqlen_q,
+        block_table,
+        used,
+        softmax_scale,
+        causal,
+        window_size,
+        softcap,
+    )
 
 
 FUNCTIONS = {

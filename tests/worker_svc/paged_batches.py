@@ -8,7 +8,9 @@ import torch
 from torch import Tensor
 
 from kernels import reference
+from kernels.attention.kind import AttentionKind
 from worker_svc.attention.batch import AttentionBatch, HeadLayout
+from worker_svc.attention.call import AttentionCall
 from worker_svc.attention.kv_cache import KVCache
 
 
@@ -60,16 +62,18 @@ class PagedBatch:
         )
         return cls(heads, q.to(device, dtype), cache, batch)
 
-    def expected(self, scale: float) -> Tensor:
+    def expected(self, kind: AttentionKind) -> Tensor:
         """Attention by the reference, in float32."""
         batch = self.batch
         plan = reference.AttentionPlan.build(
             batch.block_tables, batch.context_lens, batch.cu_seqlens_q, self.cache.block_size,
-            torch.float32,
+            torch.float32, kind,
         )  # fmt: skip
-        return reference.attend(
-            self.q.float(), self.cache.rows(0).float(), plan, reference.Scoring(scale)
-        )
+        return reference.attend(self.q.float(), self.cache.rows(0).float(), plan, kind)
+
+    def call(self, kind: AttentionKind, out: Tensor | None = None) -> AttentionCall:
+        """The attention of a layer of this kind."""
+        return AttentionCall(self.q, self.cache.of_layer(0), self.batch, kind, out=out)
 
 
 def assert_close(found: Tensor, expected: Tensor) -> None:

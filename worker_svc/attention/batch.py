@@ -1,19 +1,14 @@
-"""Attention of one step: what the batch looks like, and how each layer attends.
+"""The batch of one step as attention sees it: where its tokens lie, and what they may see.
 
-Everything that depends on the step alone is made once, in `AttentionStep`; a layer brings its
-projections and its cache. Which implementation runs is chosen here and nowhere else.
+It depends on the step alone, and not on layers; implementations get it with each call.
 """
 
 import math
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
-from kernels import reference
 from kernels.attention.paged import Tiles
-from worker_svc.attention.kv_cache import KVCache
-from worker_svc.attention.rope_tables import RopeTables
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,52 +87,3 @@ class HeadLayout:
 def fuses(head_dim: int) -> bool:
     """Whether the Triton kernels have tiles for heads of this size."""
     return head_dim >= 16 and head_dim & (head_dim - 1) == 0
-
-
-class AttentionStep:
-    """One step's attention, called once a layer."""
-
-    def __init__(
-        self,
-        heads: HeadLayout,
-        batch: AttentionBatch,
-        positions: Tensor,
-        ropes: RopeTables,
-        kv_cache: KVCache,
-        dtype: torch.dtype,
-    ) -> None:
-        """Of projections of this type; the cache may have another."""
-        self._heads = heads
-        self._kv_cache = kv_cache
-        self._rotations = [reference.rotary_rows(each, positions, dtype) for each in ropes.tables]
-        self._rotation_of = ropes.of_layer
-        kept = batch.slot_mapping >= 0
-        self._kept = None if bool(kept.all()) else kept
-        self._slots = batch.slot_mapping if self._kept is None else batch.slot_mapping[kept]
-        self._scoring = reference.Scoring(heads.scale)
-        self._plan = reference.AttentionPlan.build(
-            batch.block_tables, batch.context_lens, batch.cu_seqlens_q, kv_cache.block_size, dtype
-        )
-
-    def __call__(self, qkv: Tensor, qk_norm: Tensor | None, eps: float, layer: int) -> Tensor:
-        """Norms, rotates, stores and attends: [T, (H + 2 Hkv) D] -> [T, H D].
-
-        qk_norm [H + Hkv, D] is the norm weight of each head of q and k, for models that have one.
-        """
-        heads = self._heads
-        qkv = qkv.view(-1, heads.num_heads + 2 * heads.num_kv_heads, heads.head_dim)
-        qk, v = qkv.tensor_split((heads.num_heads + heads.num_kv_heads,), dim=1)
-        if qk_norm is not None:
-            qk = reference.rms_norm(qk, qk_norm, eps)
-        cos, sin = self._rotations[self._rotation_of[layer]]
-        q, k = reference.rotate(qk, cos, sin).tensor_split((heads.num_heads,), dim=1)
-        if self._kept is not None:
-            k, v = k[self._kept], v[self._kept]
-        kv_rows, scales = self._kv_cache.rows(layer), self._kv_cache.scales(layer)
-        k_rows, v_rows = kv_rows.unbind(1)
-        _, _, k_inverse, v_inverse = (None,) * 4 if scales is None else scales
-        offsets = self._kv_cache.key_offsets(layer)
-        k = k if offsets is None else k.float() - offsets
-        reference.store(k, k_rows, self._slots, k_inverse)
-        reference.store(v, v_rows, self._slots, v_inverse)
-        return reference.attend(q, kv_rows, self._plan, self._scoring, scales).flatten(1)

@@ -7,7 +7,7 @@ batches to each one's call. Importing this module needs none of them.
 import importlib
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, ClassVar
@@ -16,10 +16,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from kernels.attention.kind import AttentionKind
 from worker_svc.attention.batch import AttentionBatch
+from worker_svc.attention.call import AttentionCall
 
 DTYPES = (torch.float16, torch.bfloat16)
 LARGEST_HEAD = 256
+
+# What calls may take beyond full attention.
+_WORDS = ("window_size", "softcap")
+_NONE: Mapping[str, Any] = {}
 
 Load = Callable[[str], ModuleType]
 
@@ -33,10 +39,6 @@ class Setup:
     block_size: int
     capability: tuple[int, int]  # of the CUDA device
     kv_dtype: torch.dtype | None = None  # of the cache; None: as dtype
-
-    @property
-    def scale(self) -> float:
-        return float(self.head_dim**-0.5)
 
 
 class Unsupported(ValueError):
@@ -60,9 +62,10 @@ class FlashAttention(ABC):
 
     def __init__(self, setup: Setup, load: Load = importlib.import_module) -> None:
         """Raises Unsupported."""
-        self._scale = setup.scale
         self.check(setup)
         self._functions = _functions(self.module, self.functions, load)
+        # Releases differ in what their calls take beyond full attention.
+        self._words = {word for word in _WORDS if _all_take(self._functions.values(), word)}
 
     @property
     def name(self) -> str:
@@ -81,43 +84,33 @@ class FlashAttention(ABC):
                 f"heads of {setup.head_dim}: want a multiple of 8, at most {LARGEST_HEAD}"
             )
 
-    def decode(
-        self,
-        q: Tensor,
-        k_cache: Tensor,
-        v_cache: Tensor,
-        batch: AttentionBatch,
-        out: Tensor | None = None,
-        kv_scales: Tensor | None = None,
-    ) -> Tensor:
+    def serves(self, kind: AttentionKind) -> bool:
         """See `Backend`."""
-        assert kv_scales is None  # see `check`
-        found = self._attend(q.unsqueeze(1), k_cache, v_cache, batch).squeeze(1)  # [B, 1, H, D]
-        return found if out is None else out.copy_(found)
+        return kind.chunk is None and not kind.has_sinks and self._words.issuperset(_words_of(kind))
 
-    def prefill(
-        self,
-        q: Tensor,
-        k_cache: Tensor,
-        v_cache: Tensor,
-        batch: AttentionBatch,
-        out: Tensor | None = None,
-        kv_scales: Tensor | None = None,
-    ) -> Tensor:
+    def decode(self, call: AttentionCall) -> Tensor:
         """See `Backend`."""
-        assert kv_scales is None  # see `check`
+        assert call.kv.scales is None  # see `check`
+        found = self._attend(call, call.q.unsqueeze(1), **_words_of(call.kind))  # [B, 1, H, D]
+        found = found.squeeze(1)
+        return found if call.out is None else call.out.copy_(found)
+
+    def prefill(self, call: AttentionCall) -> Tensor:
+        """See `Backend`."""
+        assert call.kv.scales is None  # see `check`
+        batch = call.batch
         queries = {"cu_seqlens_q": batch.cu_seqlens_q, "max_seqlen_q": batch.max_seqlen_q}
-        found = self._attend(q, k_cache, v_cache, batch, **queries)
-        return found if out is None else out.copy_(found)
+        found = self._attend(call, call.q, queries, **_words_of(call.kind))
+        return found if call.out is None else call.out.copy_(found)
 
     @abstractmethod
     def _attend(
-        self, q: Tensor, k: Tensor, v: Tensor, batch: AttentionBatch, **queries: Any
+        self, call: AttentionCall, q: Tensor, queries: Mapping[str, Any] = _NONE, **words: Any
     ) -> Tensor:
         """Calls the version; the result has the shape of q.
 
         `queries` has the starts of each sequence's queries; none for a decode step, with q [B, 1,
-        H, D].
+        H, D]. `words` are those of the layer's kind.
         """
 
 
@@ -146,12 +139,13 @@ class FlashAttention4(FlashAttention):
             raise Unsupported(f"heads of {setup.head_dim}: want at most 128, or 256")
 
     def _attend(
-        self, q: Tensor, k: Tensor, v: Tensor, batch: AttentionBatch, **queries: Any
+        self, call: AttentionCall, q: Tensor, queries: Mapping[str, Any] = _NONE, **words: Any
     ) -> Tensor:
+        kv, batch = call.kv, call.batch
         num_splits = 1 if queries else self._decode_splits
         found: tuple[Tensor, Any] = self._functions["flash_attn_varlen_func"](
-            q=q, k=k, v=v, seqused_k=batch.context_lens, page_table=batch.block_tables,
-            softmax_scale=self._scale, causal=True, num_splits=num_splits, **queries,
+            q=q, k=kv.k, v=kv.v, seqused_k=batch.context_lens, page_table=batch.block_tables,
+            softmax_scale=call.kind.scale, causal=True, num_splits=num_splits, **queries, **words,
         )  # fmt: skip
         return found[0]  # followed by the sums of exponentials
 
@@ -178,11 +172,13 @@ class FlashAttention3(FlashAttention):
         _need_capability(setup, 9, 9)
 
     def _attend(
-        self, q: Tensor, k: Tensor, v: Tensor, batch: AttentionBatch, **queries: Any
+        self, call: AttentionCall, q: Tensor, queries: Mapping[str, Any] = _NONE, **words: Any
     ) -> Tensor:
+        kv, batch = call.kv, call.batch
         found: Tensor = self._functions["flash_attn_with_kvcache"](
-            q=q, k_cache=k, v_cache=v, cache_seqlens=batch.context_lens,
-            page_table=batch.block_tables, softmax_scale=self._scale, causal=True, **queries,
+            q=q, k_cache=kv.k, v_cache=kv.v, cache_seqlens=batch.context_lens,
+            page_table=batch.block_tables, softmax_scale=call.kind.scale, causal=True,
+            **queries, **words,
         )  # fmt: skip
         return found
 
@@ -216,17 +212,19 @@ class FlashAttention2(FlashAttention):
             raise Unsupported(f"block_size {setup.block_size} is no multiple of 256")
 
     def _attend(
-        self, q: Tensor, k: Tensor, v: Tensor, batch: AttentionBatch, **queries: Any
+        self, call: AttentionCall, q: Tensor, queries: Mapping[str, Any] = _NONE, **words: Any
     ) -> Tensor:
+        kv, batch = call.kv, call.batch
         if queries:
             found: Tensor = self._functions["flash_attn_varlen_func"](
-                q=q, k=k, v=v, cu_seqlens_k=self._starts(batch), max_seqlen_k=batch.max_context_len,
-                block_table=batch.block_tables, softmax_scale=self._scale, causal=True, **queries,
+                q=q, k=kv.k, v=kv.v, cu_seqlens_k=self._starts(batch),
+                max_seqlen_k=batch.max_context_len, block_table=batch.block_tables,
+                softmax_scale=call.kind.scale, causal=True, **queries, **words,
             )  # fmt: skip
         else:
             found = self._functions["flash_attn_with_kvcache"](
-                q=q, k_cache=k, v_cache=v, cache_seqlens=batch.context_lens,
-                block_table=batch.block_tables, softmax_scale=self._scale, causal=True,
+                q=q, k_cache=kv.k, v_cache=kv.v, cache_seqlens=batch.context_lens,
+                block_table=batch.block_tables, softmax_scale=call.kind.scale, causal=True, **words,
             )  # fmt: skip
         return found
 
@@ -250,6 +248,20 @@ def find(setup: Setup, load: Load = importlib.import_module) -> InstalledVersion
         except Unsupported as error:
             refusals.append(f"flash-attn {version.version}: {error}")
     return InstalledVersions(tuple(backends), tuple(refusals))
+
+
+def _words_of(kind: AttentionKind) -> dict[str, Any]:
+    """The keywords of a kind beyond full attention."""
+    words: dict[str, Any] = {}
+    if kind.window is not None:
+        words["window_size"] = (kind.window - 1, 0)  # keys before the query, and behind it
+    if kind.softcap is not None:
+        words["softcap"] = kind.softcap
+    return words
+
+
+def _all_take(functions: Iterable[Callable[..., Any]], word: str) -> bool:
+    return all(word in inspect.signature(function).parameters for function in functions)
 
 
 def _functions(

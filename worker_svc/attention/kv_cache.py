@@ -4,6 +4,7 @@ It owns bytes only; the scheduler assigns blocks to sequences.
 """
 
 import math
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -11,6 +12,40 @@ import torch
 from torch import Tensor
 
 from kernels import fp8
+from kernels.reference import KvRows
+
+
+@dataclass(frozen=True, slots=True)
+class LayerKv:
+    """The keys and values of one layer, in all forms in which they are read."""
+
+    k: Tensor  # [num_blocks, block_size, Hkv, D]
+    v: Tensor  # the same of Dv
+    # By KV slot: [num_slots, 2, Hkv, D], or where sizes differ both apart.
+    rows: Tensor | KvRows
+    k_rows: Tensor  # [num_slots, Hkv, D]
+    v_rows: Tensor  # [num_slots, Hkv, Dv]
+    scales: Tensor | None = None  # [4, Hkv] float32, of a cache in FP8 (`kernels.fp8`)
+    # [Hkv, D] float32, of a cache in FP8: the part of keys that is not stored.
+    key_offsets: Tensor | None = None
+
+    @classmethod
+    def of(
+        cls,
+        rows: Tensor,
+        block_size: int,
+        scales: Tensor | None = None,
+        key_offsets: Tensor | None = None,
+    ) -> "LayerKv":
+        """Those of a layer [num_slots, 2, Hkv, D], whose keys and values have one size."""
+        k_rows, v_rows = rows.unbind(1)
+        k, v = rows.view(-1, block_size, *rows.shape[1:]).unbind(2)
+        return cls(k, v, rows, k_rows, v_rows, scales, key_offsets)
+
+    @property
+    def block_size(self) -> int:
+        """Tokens of a block."""
+        return self.k.shape[1]
 
 
 class PagedCache(Protocol):
@@ -76,25 +111,27 @@ class KVCache:
             self._scales = (ones if scales is None else scales).unbind()
             zeros = torch.zeros((num_layers, num_kv_heads, head_dim), device=device)
             self._key_offsets = (zeros if key_offsets is None else key_offsets).unbind()
-        self._layers = self._blocks.view(dtype).unbind()
-        self._rows = [layer.flatten(0, 1) for layer in self._layers]
+        # Views are made once: a step of a CPU would make several for each layer.
+        self._rows = [layer.flatten(0, 1) for layer in self._blocks.view(dtype).unbind()]
+        self._layers = [self._view(index) for index in range(num_layers)]
+
+    def _view(self, index: int) -> LayerKv:
+        scales = None if self._scales is None else self._scales[index]
+        offsets = None if self._key_offsets is None else self._key_offsets[index]
+        return LayerKv.of(self._rows[index], self.block_size, scales, offsets)
+
+    def of_layer(self, index: int) -> LayerKv:
+        """The keys and values of a layer."""
+        return self._layers[index]
 
     def layer(self, index: int) -> tuple[Tensor, Tensor]:
         """(k, v) of a layer, each [num_blocks, block_size, Hkv, D]."""
-        k, v = self._layers[index].unbind(2)
-        return k, v
+        kv = self._layers[index]
+        return kv.k, kv.v
 
     def rows(self, index: int) -> Tensor:
         """A layer indexed by KV slot, [num_blocks * block_size, 2, Hkv, D]."""
         return self._rows[index]
-
-    def scales(self, index: int) -> Tensor | None:
-        """A layer's scales [4, Hkv] float32; None unless the cache is in FP8."""
-        return None if self._scales is None else self._scales[index]
-
-    def key_offsets(self, index: int) -> Tensor | None:
-        """What a layer's keys are stored without, [Hkv, D] float32; None unless it is in FP8."""
-        return None if self._key_offsets is None else self._key_offsets[index]
 
     def read_blocks(self, block_ids: Tensor) -> Tensor:
         """A copy of blocks block_ids [n], as [n, *block_shape] of `moved_dtype`."""

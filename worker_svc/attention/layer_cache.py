@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from kernels.reference import KvRows
-from worker_svc.attention.kv_cache import zero_pages
+from worker_svc.attention.kv_cache import LayerKv, zero_pages
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,23 +46,23 @@ class LayerCache:
         self._layers = [
             zero_pages((num_blocks, block_size, shape.width), dtype, device) for shape in shapes
         ]
+        self._views = [self._view(index) for index in range(len(self._shapes))]
         self.block_shape: tuple[int, ...] = (block_size * sum(shape.width for shape in shapes),)
 
-    def layer(self, index: int) -> tuple[Tensor, Tensor]:
-        """(k, v) of a layer, [num_blocks, block_size, Hkv, D] and the same of Dv."""
-        shape = self._shapes[index]
-        k, v = self._layers[index].tensor_split((shape.num_kv_heads * shape.k_dim,), dim=2)
-        heads = shape.num_kv_heads
-        by_head = self.num_blocks, self.block_size, heads
-        return k.view(*by_head, shape.k_dim), v.view(*by_head, shape.v_dim)
+    def of_layer(self, index: int) -> LayerKv:
+        """The keys and values of the layer that stores as the index-th."""
+        return self._views[index]
 
-    def rows(self, index: int) -> Tensor | KvRows:
-        """A layer indexed by KV slot: [num_slots, 2, Hkv, D], or where sizes differ both apart."""
-        shape, flat = self._shapes[index], self._layers[index].flatten(0, 1)
+    def _view(self, index: int) -> LayerKv:
+        shape, blocks = self._shapes[index], self._layers[index]
+        by_head = self.num_blocks, self.block_size, shape.num_kv_heads
+        k, v = blocks.tensor_split((shape.num_kv_heads * shape.k_dim,), dim=2)
+        k, v = k.view(*by_head, shape.k_dim), v.view(*by_head, shape.v_dim)
+        k_rows, v_rows = k.flatten(0, 1), v.flatten(0, 1)
+        rows: Tensor | KvRows = KvRows(k_rows, v_rows)
         if shape.k_dim == shape.v_dim:
-            return flat.view(-1, 2, shape.num_kv_heads, shape.k_dim)
-        k, v = self.layer(index)
-        return KvRows(k.flatten(0, 1), v.flatten(0, 1))
+            rows = blocks.flatten(0, 1).view(-1, 2, shape.num_kv_heads, shape.k_dim)
+        return LayerKv(k, v, rows, k_rows, v_rows)
 
     def read_blocks(self, block_ids: Tensor) -> Tensor:
         """A copy of blocks block_ids [n], as [n, *block_shape]."""

@@ -3,11 +3,13 @@
 Independent of requests and sampling.
 """
 
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from kernels.attention.kind import AttentionKind
 from kernels.cpu.library import (
     MAX_HEAD_DIM,
     MAX_HEADS_PER_KV_HEAD,
@@ -31,10 +33,12 @@ from worker_svc.models.stored.weight_files import WeightError
 from worker_svc.quantization.online import Rounding
 
 
-def supports(heads: HeadLayout) -> bool:
-    """True if head size and GQA group fit the kernels' fixed buffers."""
+def supports(heads: HeadLayout, kinds: Collection[AttentionKind]) -> bool:
+    """True if head size and GQA group fit the kernels' fixed buffers, and they attend so."""
     heads_per_kv_head = heads.num_heads // heads.num_kv_heads
-    return heads.head_dim <= MAX_HEAD_DIM and heads_per_kv_head <= MAX_HEADS_PER_KV_HEAD
+    if heads.head_dim > MAX_HEAD_DIM or heads_per_kv_head > MAX_HEADS_PER_KV_HEAD:
+        return False
+    return all(kind.is_softmax and kind.chunk is None for kind in kinds)
 
 
 def packed(library: Library, linear: Linear, rounding: Rounding | None = None) -> PackedLinear:
@@ -108,6 +112,7 @@ class CompiledDecoder:
         eps: float,
         heads: HeadLayout,
         ropes: RopeTables,
+        kinds: Sequence[AttentionKind],
         head_rounding: Rounding | None,
     ) -> None:
         self._library = library
@@ -116,7 +121,11 @@ class CompiledDecoder:
         self._head = packed(library, head, head_rounding)
         self._eps = eps
         self._heads = heads
-        self._ropes = ropes
+        # Layers that rotate and see alike share the arguments of a step.
+        attending = list(zip(ropes.of_layer, kinds, strict=True))
+        self._attending = [(ropes.tables[rope], kind) for rope, kind in dict.fromkeys(attending)]
+        places = {each: place for place, each in enumerate(dict.fromkeys(attending))}
+        self._attends_as = [places[each] for each in attending]
         next_norms = [layer.input_norm for layer in layers[1:]] + [final_norm]
         next_qkvs = [layer.qkv.arguments for layer in layers[1:]] + [GemmArguments()]
         # One GEMM of each kind and format: layers may differ in that of their integers.
@@ -167,17 +176,16 @@ class CompiledDecoder:
         self._library.linear(hidden, first.qkv, qkv)
         tables = batch.block_tables.contiguous()
         arguments = [
-            self._attention_arguments(cos_sin, positions, kv_cache, batch, tables)
-            for cos_sin in self._ropes.tables
+            self._attention_arguments(cos_sin, kind, positions, kv_cache, batch, tables)
+            for cos_sin, kind in self._attending
         ]
-        layers = zip(self._layers, self._blocks, self._ropes.of_layer, strict=True)
-        for index, (layer, block, rope) in enumerate(layers):
-            kv_rows = kv_cache.rows(index)
-            kv_scales = kv_cache.scales(index)
-            offsets = kv_cache.key_offsets(index)
+        layers = zip(self._layers, self._blocks, self._attends_as, strict=True)
+        for index, (layer, block, place) in enumerate(layers):
+            kv = kv_cache.of_layer(index)
             self._library.attend(
-                arguments[rope], qkv, layer.qk_norm, kv_rows, kv_scales, attended, offsets
-            )
+                arguments[place], qkv, layer.qk_norm, kv_cache.rows(index), kv.scales, attended,
+                kv.key_offsets,
+            )  # fmt: skip
             self._library.decoder_block(block, stream)
         return hidden
 
@@ -189,12 +197,13 @@ class CompiledDecoder:
     def _attention_arguments(
         self,
         cos_sin: Tensor,
+        kind: AttentionKind,
         positions: Tensor,
         kv_cache: KVCache,
         batch: AttentionBatch,
         tables: Tensor,
     ) -> AttentionArguments:
-        """Arguments of the layers that rotate by this table, [P, D] float32."""
+        """Arguments of the layers of a kind that rotate by this table, [P, D] float32."""
         heads = self._heads
         return AttentionArguments(
             num_heads=heads.num_heads,
@@ -202,7 +211,8 @@ class CompiledDecoder:
             head_dim=heads.head_dim,
             block_size=kv_cache.block_size,
             table_width=tables.shape[1],
-            scale=heads.scale,
+            scale=kind.scale,
+            window=kind.window or 0,
             eps=self._eps,
             cos_sin=cos_sin.data_ptr(),
             positions=positions.data_ptr(),

@@ -13,8 +13,9 @@ from torch import Tensor
 
 from kernels.cpu import library
 from kernels.cpu.library import Library
-from worker_svc.attention.batch import AttentionBatch, AttentionStep, LastTokens, fuses
+from worker_svc.attention.batch import AttentionBatch, LastTokens, fuses
 from worker_svc.attention.kv_cache import KVCache, block_bytes
+from worker_svc.attention.torch_backend import AttentionStep
 from worker_svc.models import compiled
 from worker_svc.models.compiled import CompiledDecoder, CompiledLayer
 from worker_svc.models.cpu_weights import activation_dtype
@@ -88,6 +89,7 @@ class Decoder:
         self._activation_dtype = activation_dtype(dtype, device)  # where neither kernels run
         self.device = device
         self.heads = heads = spec.uniform.mixer.heads
+        self.kinds = [layer.mixer.kind(max_model_len) for layer in spec.layers]
         of_layers = [layer.mixer.rope for layer in spec.layers]
         self._ropes = rope_tables(spec.ropes, of_layers, heads.head_dim, max_model_len, device)
         self._table = self._head = _per_token(spec, dtype, device)  # [V, hidden]
@@ -116,7 +118,8 @@ class Decoder:
             for layer in self._layers:
                 layer.drop_output_biases()
         # The C kernels run from norm to norm in one call, which leaves no place for an all-reduce.
-        if self.device.type == "cpu" and self.group.size == 1 and compiled.supports(self.heads):
+        can_be_compiled = compiled.supports(self.heads, self.kinds)
+        if self.device.type == "cpu" and self.group.size == 1 and can_be_compiled:
             cpu_library = library.load(self.dtype, kv_dtype=self.kv_dtype)
             if cpu_library is not None:
                 self._compiled = self._compile(cpu_library)
@@ -201,7 +204,7 @@ class Decoder:
             return self._compiled.forward(residual, positions, kv_cache, batch)
         dtype = self._activation_dtype
         residual = residual.to(dtype)
-        step = AttentionStep(self.heads, batch, positions, self._ropes, kv_cache, dtype)
+        step = AttentionStep(self.heads, self.kinds, batch, positions, self._ropes, kv_cache, dtype)
         hidden = self._layers[0].input_norm(residual)
         next_norms = [layer.input_norm for layer in self._layers[1:]] + [self._final_norm]
         for index, (layer, next_norm) in enumerate(zip(self._layers, next_norms, strict=True)):
@@ -251,6 +254,7 @@ class Decoder:
             self.spec.rms_norm_eps,
             self.heads,
             self._ropes,
+            self.kinds,
             head_rounding(self.spec.quantization),
         )
 
@@ -259,6 +263,7 @@ class Decoder:
 
         layers = [
             fused.FusedLayer.of(
+                self.kinds[index],
                 self._ropes.layer(index),
                 layer.input_norm,
                 layer.attention,

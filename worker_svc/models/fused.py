@@ -9,15 +9,16 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
-import torch
 from torch import Tensor
 
+from kernels.attention.kind import AttentionKind
 from kernels.attention.rope import norm_rope_write_kv
 from kernels.comm.all_reduce import TableRows, all_reduce
 from kernels.gemm.cublas_lt import GemmKind
 from kernels.norm.rms_norm import add_rms_norm, rms_norm
-from worker_svc.attention.backend import AttentionChoice
+from worker_svc.attention.backend import AttentionChoice, LayerChoices
 from worker_svc.attention.batch import AttentionBatch, HeadLayout, LastTokens
+from worker_svc.attention.call import AttentionCall
 from worker_svc.attention.kv_cache import KVCache
 from worker_svc.attention.triton import Rotary, TritonAttention
 from worker_svc.models.cluster_layers import ClusterLayers, LayerWeights
@@ -54,6 +55,7 @@ NormedGemm = NormedLinear | NormedNarrowLinear
 class FusedLayer:
     """The weights of one decoder layer."""
 
+    kind: AttentionKind
     qkv: NormedGemm
     cos_sin: Tensor  # [P, D] float32
     qk_norms: tuple[Tensor, Tensor] | None  # [D] each; None for models without QK norm
@@ -64,6 +66,7 @@ class FusedLayer:
     @classmethod
     def of(
         cls,
+        kind: AttentionKind,
         cos_sin: Tensor,
         input_norm: RMSNorm,
         attention: Attention,
@@ -72,6 +75,7 @@ class FusedLayer:
     ) -> "FusedLayer":
         (qkv, o), (gate_up, down) = attention.linears, mlp.linears
         return cls(
+            kind,
             normed_gemm_of(input_norm, qkv),
             cos_sin,
             attention.qk_norms,
@@ -147,8 +151,9 @@ class FusedDecoder:
         self._eps = eps
         self._heads = heads
         self.triton = TritonAttention(heads, head)
+        by_triton = AttentionChoice(self.triton, self.triton, self.triton)
         # Can be replaced until the first graph is captured.
-        self.attention = AttentionChoice(self.triton, self.triton)
+        self.attention = LayerChoices(dict.fromkeys(self.kinds, by_triton))
         self.one_row: ClusterLayers | None = None  # None: one row is a batch like any other
         self.gemm_choices: Choices = {}
 
@@ -156,6 +161,11 @@ class FusedDecoder:
     def has_biases(self) -> bool:
         """Whether a linear layer has one."""
         return any(layer.has_bias for layer in self._layers)
+
+    @property
+    def kinds(self) -> tuple[AttentionKind, ...]:
+        """The different ways in which layers attend."""
+        return tuple(dict.fromkeys(layer.kind for layer in self._layers))
 
     @property
     def has_plain_weights(self) -> bool:
@@ -288,9 +298,10 @@ class FusedDecoder:
         layer = self._layers[index]
         qkv, rms_of = layer.qkv(hidden, self._eps)  # [T, (H + 2 Hkv) D]
         attended = None
-        if rms_of is None and self.attention.decode is self.triton:
+        if rms_of is None and self.attention.of_kind[layer.kind].decode is self.triton:
             rotary = Rotary(positions, layer.cos_sin, layer.qk_norms, self._eps)
-            attended = self.triton.from_projection(qkv, rotary, kv_cache, index, batch)
+            kv = kv_cache.of_layer(index)
+            attended = self.triton.from_projection(qkv, rotary, kv, layer.kind, batch)
         if attended is None:
             q = self._write_kv(index, qkv, rms_of, positions, kv_cache, batch)
             attended = self._attend(index, q, kv_cache, batch)
@@ -306,12 +317,11 @@ class FusedDecoder:
         batch: AttentionBatch,
     ) -> Tensor:
         """A layer's queries [T, H, D]; its keys and values go to the cache."""
-        k_cache, v_cache = kv_cache.layer(index)
-        layer = self._layers[index]
+        kv, layer = kv_cache.of_layer(index), self._layers[index]
         q_norm, k_norm = layer.qk_norms or (None, None)
         return norm_rope_write_kv(
-            qkv, positions, layer.cos_sin, k_cache, v_cache, batch.slot_mapping,
-            q_norm, k_norm, self._eps, rms_of, kv_cache.scales(index), kv_cache.key_offsets(index),
+            qkv, positions, layer.cos_sin, kv.k, kv.v, batch.slot_mapping,
+            q_norm, k_norm, self._eps, rms_of, kv.scales, kv.key_offsets,
         )  # fmt: skip
 
     def _close(self, index: int, hidden: Hidden, attended: Tensor) -> Hidden:
@@ -378,31 +388,9 @@ class FusedDecoder:
         return None if reader.norms(num_rows) else reader.norm
 
     def _attend(self, index: int, q: Tensor, kv_cache: KVCache, batch: AttentionBatch) -> Tensor:
-        k_cache, v_cache = kv_cache.layer(index)
-        kv_scales = kv_cache.scales(index)
-        if batch.mixed is not None:
-            return self.triton.mixed(q, k_cache, v_cache, batch, batch.mixed, kv_scales)
-        if batch.parts is None:
-            return self._attend_part(q, k_cache, v_cache, batch, None, kv_scales)
-        out = torch.empty_like(q)
-        decodes, prompts = batch.parts
-        n = len(decodes.context_lens)
-        self._attend_part(q[:n], k_cache, v_cache, decodes, out[:n], kv_scales)
-        self._attend_part(q[n:], k_cache, v_cache, prompts, out[n:], kv_scales)
-        return out
-
-    def _attend_part(
-        self,
-        q: Tensor,
-        k_cache: Tensor,
-        v_cache: Tensor,
-        batch: AttentionBatch,
-        out: Tensor | None,
-        kv_scales: Tensor | None,
-    ) -> Tensor:
-        chosen = self.attention
-        attend = chosen.decode.decode if batch.is_decode else chosen.prefill.prefill
-        return attend(q, k_cache, v_cache, batch, out, kv_scales)
+        kind = self._layers[index].kind
+        call = AttentionCall(q, kv_cache.of_layer(index), batch, kind)
+        return self.attention.of_kind[kind].attend(call)
 
 
 def _of_last(last: LastTokens, hidden: Hidden, q: Tensor) -> tuple[Hidden, Tensor, AttentionBatch]:

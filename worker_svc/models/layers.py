@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from kernels import reference
-from worker_svc.attention.batch import AttentionStep
+from worker_svc.attention.torch_backend import AttentionStep
 from worker_svc.models.linear import Linear
 from worker_svc.models.spec import AttentionSpec, MlpSpec
 from worker_svc.models.weights import Destination

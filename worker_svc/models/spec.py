@@ -7,6 +7,7 @@ neither files nor numbers of weights.
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from kernels.attention.kind import AttentionKind
 from worker_svc.attention.batch import HeadLayout
 from worker_svc.models.rope import RotaryConfig, YarnScaling
 from worker_svc.quantization.scheme import Quantization
@@ -28,6 +29,13 @@ class AttentionSpec:
     qkv_bias: bool = False
     o_bias: bool = False
     qk_norm: bool = False  # of the queries and keys of each head, before the rotation
+    scale: float | None = None  # of the scores; None: that of the head size
+    softcap: float | None = None  # of the scores; None: they stay
+
+    def kind(self, max_model_len: int) -> AttentionKind:
+        """The way in which it attends in contexts of up to this length."""
+        scale = self.heads.scale if self.scale is None else self.scale
+        return AttentionKind(scale, self.window, softcap=self.softcap).within(max_model_len)
 
     @property
     def heads(self) -> HeadLayout:
@@ -54,6 +62,12 @@ class LayerSpec:
     def unrotated(self) -> "LayerSpec":
         """The same layer without its rotation, which changes no size and no weight."""
         return replace(self, mixer=replace(self.mixer, rope=None))
+
+    @property
+    def shape(self) -> "LayerSpec":
+        """The same layer without all that changes no size and no weight."""
+        mixer = replace(self.mixer, rope=None, window=None, scale=None, softcap=None)
+        return replace(self, mixer=mixer)
 
 
 # The divided dimension of a checkpoint's tensor, by the end of its name; other tensors are whole on
@@ -126,6 +140,9 @@ class ModelSpec:
     checkpoint_dtype: str = "float32"
     eos_token_ids: tuple[int, ...] = ()
     quantization: Quantization | None = None  # None: the weights are plain numbers
+    # A window that the configuration names, and that the family does not apply to its layers: no
+    # longer context is served. None: it names none.
+    unsure_window: int | None = None
 
     @property
     def num_layers(self) -> int:
@@ -134,11 +151,11 @@ class ModelSpec:
 
     @property
     def uniform(self) -> LayerSpec:
-        """The layer that all layers equal, apart from their rotation.
+        """The layer that all layers equal in shape.
 
         Raises UnsupportedModel for a model whose layers differ, where one shape has to serve all.
         """
-        shapes = list(dict.fromkeys(layer.unrotated for layer in self.layers))
+        shapes = list(dict.fromkeys(layer.shape for layer in self.layers))
         if len(shapes) > 1:
             raise UnsupportedModel(
                 f"layers: {self.architecture} has layers of {len(shapes)} kinds, and all must have "
@@ -158,15 +175,14 @@ class ModelSpec:
         return max([self.max_position_embeddings, *stretched])
 
     def check_length(self, max_model_len: int) -> None:
-        """Raises UnsupportedModel for a length above the model's limit or a sliding window."""
+        """Raises UnsupportedModel for a length above the model's limit, or `unsure_window`."""
         if not 1 <= max_model_len <= self.max_model_len:
             raise UnsupportedModel(
                 f"max_model_len: {max_model_len} is not in 1..{self.max_model_len}, "
                 "the model's own limit"
             )
-        windows = {layer.mixer.window for layer in self.layers}
-        window = min((each for each in windows if each is not None), default=max_model_len)
-        if window < max_model_len:
+        window = self.unsure_window
+        if window is not None and window < max_model_len:
             raise UnsupportedModel(
                 f"sliding_window: attention over the last {window} tokens is not supported; a "
                 f"max_model_len of at most {window} (now {max_model_len}) needs none"

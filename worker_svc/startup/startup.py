@@ -3,16 +3,19 @@
 import gc
 import logging
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
 from kernels import fp8
+from kernels.attention.kind import AttentionKind
 from kernels.gemm import cublas_lt
 from pagewire.gguf.files import read_file
 from wire.grammar import Vocabulary, read_vocabulary
 from wire.grammar_check.checks import GrammarChecks, VocabularySource
+from worker_svc.attention.backend import LayerChoices
 from worker_svc.attention.flash_attn import Setup
 from worker_svc.config import GPU_MEMORY_UTILIZATION, WorkerConfig, require_device
 from worker_svc.device.device import (
@@ -316,11 +319,16 @@ def _choose_attention(config: WorkerConfig, model: LoadedModel) -> None:
         return
     triton = decoder.fused.triton
 
-    def measure() -> Measure:
+    def measure(kind: AttentionKind) -> Measure:
         limits = _limits(config, model, 1)
-        return Clock(decoder.heads, model.dtype, model.device, limits, triton).measure
+        return Clock(decoder.heads, kind, model.dtype, model.device, limits, triton).measure
 
-    decoder.fused.attention = choose(triton, model.candidates, measure, decoder.group)
+    decoder.fused.attention = LayerChoices(
+        {
+            kind: choose(kind, triton, model.candidates, partial(measure, kind), decoder.group)
+            for kind in dict.fromkeys(decoder.kinds)
+        }
+    )
 
 
 def _choose_gemm_algorithms(config: WorkerConfig, model: LoadedModel, decoder: Decoder) -> None:

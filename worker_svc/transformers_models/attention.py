@@ -8,21 +8,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
-from kernels import reference
-from kernels.attention.paged import Traits
-from kernels.reference import AttentionPlan, KvRows, Scoring, Sight
+from kernels.attention.kind import AttentionKind
+from worker_svc.attention import torch_backend
+from worker_svc.attention.backend import AttentionChoice
 from worker_svc.attention.batch import AttentionBatch, HeadLayout, fuses
+from worker_svc.attention.call import AttentionCall
 from worker_svc.attention.layer_cache import KvShape, LayerCache
 from worker_svc.models.spec import UnsupportedModel
-
-if TYPE_CHECKING:
-    from worker_svc.attention.triton import TritonAttention
 
 NAME = "pagewire"  # of the function, as a value of `attn_implementation`
 CHUNK = "pagewire_chunk"  # an attribute of attention modules: their chunk, which no call tells
@@ -70,10 +68,7 @@ class LayerKind:
 
     num_heads: int
     kv: KvShape
-    scale: float
-    sight: Sight
-    softcap: float | None
-    has_sinks: bool
+    attention: AttentionKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,10 +133,13 @@ def _attend(
     kind = LayerKind(
         num_heads=num_heads,
         kv=KvShape(key.shape[1], head_dim, value.shape[3]),
-        scale=float(head_dim**-0.5 if scaling is None else scaling),
-        sight=Sight(sliding_window, getattr(module, CHUNK, None)),
-        softcap=softcap,
-        has_sinks=s_aux is not None,
+        attention=AttentionKind(
+            scale=float(head_dim**-0.5 if scaling is None else scaling),
+            window=sliding_window,
+            chunk=getattr(module, CHUNK, None),
+            softcap=softcap,
+            has_sinks=s_aux is not None,
+        ),
     )
     layer = getattr(module, "layer_idx", None)
     if not isinstance(layer, int):
@@ -195,47 +193,23 @@ class KvLayout:
 class TorchAttention:
     """Stores and attends by operations of torch, for one pass over some of a step's sequences."""
 
-    def __init__(
-        self, layout: KvLayout, kv_cache: LayerCache, batch: AttentionBatch, dtype: torch.dtype
-    ) -> None:
+    def __init__(self, layout: KvLayout, kv_cache: LayerCache, batch: AttentionBatch) -> None:
         self._layout = layout
         self._kv_cache = kv_cache
         self._batch = batch
-        self._dtype = dtype
-        kept = batch.slot_mapping >= 0
-        self._kept = None if bool(kept.all()) else kept
-        self._slots = batch.slot_mapping if self._kept is None else batch.slot_mapping[kept]
-        self._plans: dict[Sight, AttentionPlan] = {}
+        self._attention = torch_backend.TorchAttention()
 
     def attend(self, call: LayerCall) -> Tensor:
         """See `Attender`."""
         kind = self._layout.kinds[call.layer]
         if call.kind != kind:
             raise UnservedAttention(f"layer {call.layer} attends in another way than at first")
-        rows = self._kv_cache.rows(self._layout.places[call.layer])
-        if call.layer not in self._layout.sources:
-            self._store(rows, call)
-        scoring = Scoring(kind.scale, kind.softcap, call.sinks)
-        return reference.attend(call.q, rows, self._plan(kind.sight), scoring)
-
-    def _store(self, rows: Tensor | KvRows, call: LayerCall) -> None:
-        k, v = (call.k, call.v) if self._kept is None else (call.k[self._kept], call.v[self._kept])
-        keys, values = rows if isinstance(rows, KvRows) else rows.unbind(1)
-        reference.store(k, keys, self._slots, None)
-        reference.store(v, values, self._slots, None)
-
-    def _plan(self, sight: Sight) -> AttentionPlan:
-        if sight not in self._plans:
-            batch = self._batch
-            self._plans[sight] = AttentionPlan.build(
-                batch.block_tables,
-                batch.context_lens,
-                batch.cu_seqlens_q,
-                self._kv_cache.block_size,
-                self._dtype,
-                sight,
-            )
-        return self._plans[sight]
+        kv = self._kv_cache.of_layer(self._layout.places[call.layer])
+        is_stored = call.layer in self._layout.sources
+        k, v = (None, None) if is_stored else (call.k, call.v)
+        return self._attention.attend(
+            AttentionCall(call.q, kv, self._batch, kind.attention, k, v, call.sinks)
+        )
 
 
 class KernelAttention:
@@ -248,8 +222,10 @@ class KernelAttention:
 
         self._layout = layout
         self._write = write_kv
-        self._backends: dict[int, TritonAttention] = {}
-        self._make, self._like = TritonAttention, like
+        kind = next(iter(layout.kinds.values()))  # all have as many heads
+        heads = HeadLayout(kind.num_heads, kind.kv.num_kv_heads, kind.kv.k_dim)
+        triton = TritonAttention(heads, like)
+        self._backends = AttentionChoice(triton, triton, triton)
         self._kv_cache: LayerCache | None = None
         self._batch: AttentionBatch | None = None
 
@@ -259,7 +235,7 @@ class KernelAttention:
         kinds = list(layout.kinds.values())
         sizes = {(kind.num_heads, kind.kv) for kind in kinds}
         return len(sizes) == 1 and all(
-            fuses(kind.kv.k_dim) and kind.kv.k_dim == kind.kv.v_dim and kind.sight.chunk is None
+            fuses(kind.kv.k_dim) and kind.kv.k_dim == kind.kv.v_dim and kind.attention.chunk is None
             for kind in kinds
         )
 
@@ -272,21 +248,10 @@ class KernelAttention:
         """See `Attender`."""
         kv_cache, batch = self._kv_cache, self._batch
         assert kv_cache is not None and batch is not None  # of a step
-        k_cache, v_cache = kv_cache.layer(self._layout.places[call.layer])
+        kv = kv_cache.of_layer(self._layout.places[call.layer])
         if call.layer not in self._layout.sources:
-            k, v = call.k.contiguous(), call.v.contiguous()
-            self._write(k, v, k_cache, v_cache, batch.slot_mapping)
-        return self._backend(call).step(call.q.contiguous(), k_cache, v_cache, batch)
-
-    def _backend(self, call: LayerCall) -> "TritonAttention":
-        """The kernels of a layer; all layers share a workspace, since they run in turn."""
-        found = self._backends.get(call.layer)
-        if found is None:
-            kind = self._layout.kinds[call.layer]
-            heads = HeadLayout(kind.num_heads, kind.kv.num_kv_heads, kind.kv.k_dim)
-            traits = Traits(kind.sight.window or 0, kind.softcap or 0.0, call.sinks)
-            other = next(iter(self._backends.values()), None)
-            workspace = None if other is None else other.workspace
-            found = self._make(heads, self._like, kind.scale, traits, workspace)
-            self._backends[call.layer] = found
-        return found
+            self._write(call.k.contiguous(), call.v.contiguous(), kv.k, kv.v, batch.slot_mapping)
+        kind = self._layout.kinds[call.layer].attention
+        return self._backends.attend(
+            AttentionCall(call.q.contiguous(), kv, batch, kind, sinks=call.sinks)
+        )

@@ -230,7 +230,7 @@ class TransformersModel:
     def _attender(self, kv_cache: LayerCache, batch: AttentionBatch) -> Attender:
         if self._kernels is not None:
             return self._kernels.of_step(kv_cache, batch)
-        return TorchAttention(self._layout, kv_cache, batch, self.dtype)
+        return TorchAttention(self._layout, kv_cache, batch)
 
     def _in_passes(
         self,

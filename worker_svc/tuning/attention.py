@@ -13,8 +13,15 @@ from statistics import geometric_mean
 
 import torch
 
+from kernels.attention.kind import AttentionKind
 from worker_svc.attention import flash_attn
-from worker_svc.attention.backend import KINDS, AttentionChoice, AttentionTiming, Backend
+from worker_svc.attention.backend import (
+    KINDS,
+    AttentionChoice,
+    AttentionTiming,
+    Backend,
+    GraphBackend,
+)
 from worker_svc.attention.batch import fuses
 from worker_svc.attention.flash_attn import InstalledVersions, Setup
 from worker_svc.config import UnsupportedOption
@@ -74,22 +81,30 @@ def candidates(
 
 
 def choose(
-    triton: Backend, candidates: Candidates, measure: Callable[[], Measure], group: Group
+    kind: AttentionKind,
+    triton: GraphBackend,
+    candidates: Candidates,
+    measure: Callable[[], Measure],
+    group: Group,
 ) -> AttentionChoice:
-    """Chooses a backend for decode and for prefill; Triton is not timed if it is the only one.
+    """Chooses a backend of these layers for decode and for prefill; Triton alone is not timed.
 
-    Raises Unfit if none of the allowed backends works.
+    Candidates that do not serve the kind are passed over. Raises Unfit if none of the others works.
     """
-    if not candidates.flash:
-        return AttentionChoice(triton, triton)
-    offered = [triton, *candidates.flash] if candidates.has_triton else [*candidates.flash]
+    serving = [backend for backend in candidates.flash if backend.serves(kind)]
+    passed = [backend.name for backend in candidates.flash if backend not in serving]
+    if passed:
+        log.info("attention of layers with %s: not by %s", kind, ", ".join(passed))
+    if not serving:
+        return AttentionChoice(triton, triton, triton)
+    offered = [triton, *serving] if candidates.has_triton else serving
     timings = group.together(lambda: measure_all(offered, measure()))
     names = [backend.name for backend in offered]
     votes = [partial(quickest, names, timings, kind) for kind in KINDS]
     chosen = [offered[names.index(group.of_first(each))] for each in votes]
     group.together(partial(_require, chosen, timings))
-    choice = AttentionChoice(chosen[0], chosen[1], tuple(timings))
-    log.info("attention backend %s", choice.name)
+    choice = AttentionChoice(chosen[0], chosen[1], triton, tuple(timings))
+    log.info("attention backend of layers with %s: %s", kind, choice.name)
     return choice
 
 

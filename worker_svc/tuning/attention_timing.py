@@ -13,8 +13,11 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
+from kernels.attention.kind import AttentionKind
 from worker_svc.attention.backend import AttentionTiming, Backend
 from worker_svc.attention.batch import AttentionBatch, HeadLayout
+from worker_svc.attention.call import AttentionCall
+from worker_svc.attention.kv_cache import LayerKv
 from worker_svc.device.capture_stream import capture_stream, captured
 from worker_svc.protocol.step import Limits
 from worker_svc.tuning.attention import Unfit
@@ -62,15 +65,18 @@ def shapes(limits: Limits) -> list[Shape]:
     ]
 
 
-def trials(limits: Limits) -> list[tuple[str, list[tuple[int, int]]]]:
+def trials(limits: Limits, window: int | None) -> list[tuple[str, list[tuple[int, int]]]]:
     """Batches to compare, by kind, as (context, queries) of each sequence.
 
     Chunks over a cached context, contexts around block boundaries, padding rows as in CUDA graphs,
-    and sequences without queries.
+    and sequences without queries; with a window contexts of its length, a little more and far more.
     """
     block, longest = limits.block_size, limits.max_model_len
     contexts = [0, 1, block - 1, block, block + 1, 3 * block + 2]
     chunks = [(40, 9), (33, 33), (3 * block + 1, 2), (block, 1), (0, 1), (block + 1, 0)]
+    if window is not None:
+        contexts += [window, window + 1, 2 * window]
+        chunks += [(window + 1, 3), (2 * window, 9)]
     return [
         ("decode", [(min(context, longest), 1) for context in contexts]),
         ("prefill", [(min(context, longest), min(n, longest)) for context, n in chunks]),
@@ -83,6 +89,7 @@ class Clock:
     def __init__(
         self,
         heads: HeadLayout,
+        kind: AttentionKind,
         dtype: torch.dtype,
         device: torch.device,
         limits: Limits,
@@ -91,27 +98,34 @@ class Clock:
         self._limits = limits
         self._reference = reference
         self._heads = heads
+        self._kind = kind
         self._random = torch.Generator(device).manual_seed(0)
         self._device = device
         num_blocks = max(2, POOL_TOKENS // limits.block_size)
         size = (num_blocks, limits.block_size, 2, heads.num_kv_heads, heads.head_dim)
         cache = torch.empty(size, dtype=dtype, device=device).normal_(generator=self._random)
-        self._k, self._v = cache.unbind(2)  # as in KVCache
+        self._kv = LayerKv.of(cache.flatten(0, 1), limits.block_size)
 
     @torch.inference_mode()
     def measure(self, backend: Backend) -> list[AttentionTiming]:
         """Times all shapes. Raises Unfit for wrong results, or any error of the backend."""
         self.check(backend)
         return [
-            AttentionTiming(shape.kind, str(shape), backend.name, self._time(backend, shape))
+            AttentionTiming(
+                shape.kind, self._named(shape), backend.name, self._time(backend, shape)
+            )
             for shape in shapes(self._limits)
         ]
 
     @torch.inference_mode()
     def check(self, backend: Backend) -> None:
         """Raises Unfit unless the backend's results match the reference's on all small batches."""
-        for kind, sequences in trials(self._limits):
+        for kind, sequences in trials(self._limits, self._kind.window):
             self._compare(backend, kind, sequences, f"{len(sequences)} short sequences")
+
+    def _named(self, shape: Shape) -> str:
+        """The shape in words, with what makes layers of the kind other than usual."""
+        return str(shape) if self._kind.is_plain else f"{shape}, {self._kind}"
 
     def _time(self, backend: Backend, shape: Shape) -> float:
         sequences = [(shape.context, shape.num_queries)] * shape.num_seqs
@@ -123,10 +137,10 @@ class Clock:
     ) -> Callable[[], Tensor]:
         """Returns the backend's call after checking it. Raises Unfit if its result is wrong."""
         q, batch = self._inputs(sequences)
+        call = AttentionCall(q, self._kv, batch, self._kind)
 
         def attend(by: Backend = backend) -> Tensor:
-            call = by.decode if kind == "decode" else by.prefill
-            return call(q, self._k, self._v, batch)
+            return by.decode(call) if kind == "decode" else by.prefill(call)
 
         distance = _distance(attend(), attend(self._reference))
         if not distance <= TOLERANCE:
@@ -138,10 +152,10 @@ class Clock:
         device, heads = self._device, self._heads
         contexts, lengths = zip(*sequences, strict=True)
         q = torch.empty(
-            (sum(lengths), heads.num_heads, heads.head_dim), dtype=self._k.dtype, device=device
+            (sum(lengths), heads.num_heads, heads.head_dim), dtype=self._kv.k.dtype, device=device
         ).normal_(generator=self._random)
         tables = torch.randint(
-            1, len(self._k), (len(sequences), self._limits.max_blocks_per_seq),
+            1, len(self._kv.k), (len(sequences), self._limits.max_blocks_per_seq),
             dtype=torch.int32, device=device, generator=self._random,
         )  # fmt: skip
         return q, AttentionBatch(

@@ -61,6 +61,8 @@ def _why_not(
         return f"they are for a KV cache of the model's type, this is {kv_dtype}"
     if fused.has_biases or fused.is_sharded:
         return "they are for one device and linear layers without biases"
+    if len(fused.kinds) > 1 or not fused.kinds[0].is_plain:
+        return f"they are for full attention, this is {' and '.join(map(str, fused.kinds))}"
     if not fused.has_plain_weights:
         return "they are for weights that are not quantized"
     return why_unsuitable(_shape(spec), LayerTiling())
@@ -83,7 +85,7 @@ def _try(fused: FusedDecoder, spec: ModelSpec, device: torch.device, limits: Lim
     """Why they are not taken; empty if they are."""
     heads = spec.uniform.mixer.heads
     try:
-        eps, scale, kept = spec.rms_norm_eps, heads.scale, kernel_cache() / "cluster"
+        eps, scale, kept = spec.rms_norm_eps, fused.kinds[0].scale, kernel_cache() / "cluster"
         kernels = DecodeLayer(_shape(spec), LayerTiling(), eps, scale, kept)
         if not kernels.overlaps():
             return "this device does not run the clusters of two launches at once"

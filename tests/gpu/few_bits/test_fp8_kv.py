@@ -5,6 +5,7 @@ import torch
 
 from kernels import fp8
 from kernels.attention.decode_attention import paged_decode_attention
+from kernels.attention.kind import AttentionKind
 from kernels.attention.prefill_attention import paged_attention
 from kernels.attention.rope import norm_rope_write_kv
 from kernels.attention.workspace import decode_workspace
@@ -41,8 +42,8 @@ def assert_near(found, expected):
 def test_every_split_rule_attends_to_what_is_stored(num_seqs, context, kv_dtype):
     (k, v, scales), exact, tables, lens = make(num_seqs, context, kv_dtype)
     q = torch.randn(num_seqs, 16, 128, device=CUDA).bfloat16()
-    found = paged_decode_attention(q, k, v, tables, lens, SCALE, kv_scales=scales)
-    assert_near(found, paged_decode_attention(q, *exact, tables, lens, SCALE))
+    found = paged_decode_attention(q, k, v, tables, lens, AttentionKind(SCALE), kv_scales=scales)
+    assert_near(found, paged_decode_attention(q, *exact, tables, lens, AttentionKind(SCALE)))
 
 
 @pytest.mark.gpu
@@ -52,8 +53,10 @@ def test_prompts_and_chunks_attend_to_what_is_stored(num_seqs, context, queries,
     (k, v, scales), exact, tables, lens = make(num_seqs, context, kv_dtype)
     q = torch.randn(num_seqs * queries, 16, 128, device=CUDA).bfloat16()
     cu = torch.arange(num_seqs + 1, dtype=torch.int32, device=CUDA) * queries
-    found = paged_attention(q, k, v, tables, lens, cu, queries, SCALE, kv_scales=scales)
-    assert_near(found, paged_attention(q, *exact, tables, lens, cu, queries, SCALE))
+    found = paged_attention(
+        q, k, v, tables, lens, cu, queries, AttentionKind(SCALE), kv_scales=scales
+    )
+    assert_near(found, paged_attention(q, *exact, tables, lens, cu, queries, AttentionKind(SCALE)))
 
 
 @pytest.mark.gpu
@@ -62,7 +65,7 @@ def test_nan_that_was_stored_is_nan_for_its_sequence_alone(kv_dtype):
     (k, v, scales), _, tables, lens = make(2, 64, kv_dtype)
     k.view(torch.uint8)[tables[1, 0].long(), 3] = 0x7F
     q = torch.randn(2, 16, 128, device=CUDA).bfloat16()
-    found = paged_decode_attention(q, k, v, tables, lens, SCALE, kv_scales=scales)
+    found = paged_decode_attention(q, k, v, tables, lens, AttentionKind(SCALE), kv_scales=scales)
     assert found[0].isfinite().all()
     assert found[1].isnan().all()
 
@@ -72,7 +75,7 @@ def test_a_captured_graph_reads_the_cache_in_fp8():
     (k, v, scales), exact, tables, lens = make(3, 640, torch.float8_e4m3fn)
     q = torch.randn(3, 16, 128, device=CUDA).bfloat16()
     out, workspace = torch.empty_like(q), decode_workspace(q, 8)
-    arguments = (q, k, v, tables, lens, SCALE, out, workspace, scales)
+    arguments = (q, k, v, tables, lens, AttentionKind(SCALE), out, workspace, scales)
     paged_decode_attention(*arguments)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -80,7 +83,7 @@ def test_a_captured_graph_reads_the_cache_in_fp8():
     for length in (1, 33, 640):
         lens.fill_(length)
         graph.replay()
-        assert_near(out, paged_decode_attention(q, *exact, tables, lens, SCALE))
+        assert_near(out, paged_decode_attention(q, *exact, tables, lens, AttentionKind(SCALE)))
 
 
 LENGTHS = (0, 1, 15, 16, 17, 31, 64, 100, 576, 577, 1999, 4100)
@@ -126,7 +129,7 @@ def test_the_kernel_of_many_rows_attends_to_what_is_stored(
     q, (k, v, scales), exact, tables, lens = ragged(group, block_size, kv_dtype, num_kv_heads)
     kernel = decode_float8.kernel_for(q, k)
     assert kernel is not None
-    expected = paged_decode_attention(q, *exact, tables, lens, SCALE)
+    expected = paged_decode_attention(q, *exact, tables, lens, AttentionKind(SCALE))
     # Twice: what a launch leaves is not found by the next.
     for _ in range(2):
         found = kernel.attend(q, k, v, tables, lens, SCALE, scales)
@@ -152,7 +155,9 @@ def test_contexts_are_shared_out_whatever_their_lengths(lengths, num_kv_heads):
     kernel = decode_float8.kernel_for(q, k)
     assert kernel is not None
     found = kernel.attend(q, k, v, tables, lens, SCALE, scales)
-    assert_rows_near(found, paged_decode_attention(q, *exact, tables, lens, SCALE), lens)
+    assert_rows_near(
+        found, paged_decode_attention(q, *exact, tables, lens, AttentionKind(SCALE)), lens
+    )
 
 
 @pytest.mark.gpu
@@ -172,7 +177,7 @@ def test_scores_that_rise_by_little_and_by_much(factor, kv_dtype):
     assert kernel is not None
     found = kernel.attend(q.abs(), *both.unbind(2), tables, lens, SCALE * factor, scales)
     exact = both.bfloat16().unbind(2)
-    expected = paged_decode_attention(q.abs(), *exact, tables, lens, SCALE * factor)
+    expected = paged_decode_attention(q.abs(), *exact, tables, lens, AttentionKind(SCALE * factor))
     assert_rows_near(found, expected, lens)
 
 
@@ -192,7 +197,9 @@ def test_a_graph_shares_contexts_out_anew_at_each_replay():
         first = out.clone()
         graph.replay()
         assert torch.equal(out, first)  # whatever the order in which blocks end
-        assert_rows_near(out, paged_decode_attention(q, *exact, tables, lens, SCALE), lens)
+        assert_rows_near(
+            out, paged_decode_attention(q, *exact, tables, lens, AttentionKind(SCALE)), lens
+        )
         lens.copy_(lens[torch.randperm(len(lens), device=CUDA)].clamp_(max=700))
         lens[::9] = 0
 
@@ -223,7 +230,7 @@ def test_what_lies_past_the_end_is_not_read_as_numbers(kv_dtype):
     q, (k, v, scales), exact, tables, lens = ragged(4, 16, kv_dtype)
     kernel = decode_float8.kernel_for(q, k)
     assert kernel is not None
-    expected = paged_decode_attention(q, *exact, tables, lens, SCALE)
+    expected = paged_decode_attention(q, *exact, tables, lens, AttentionKind(SCALE))
     for row, length in enumerate(lens.tolist()):
         for block in range(length // 16, tables.shape[1]):
             begin = length % 16 if block == length // 16 else 0

@@ -5,6 +5,7 @@ import torch
 
 from kernels import fp8
 from kernels.attention.decode_attention import paged_decode_attention
+from kernels.attention.kind import AttentionKind
 from kernels.attention.rope import norm_rope_write_kv
 from kernels.cluster import decode_float8_rows
 
@@ -52,7 +53,7 @@ class Case:
             kv_scales=self.scales, key_offsets=self.offsets,
         )  # fmt: skip
         found = paged_decode_attention(
-            q, k, v, self.tables, self.lens, SCALE, kv_scales=self.scales
+            q, k, v, self.tables, self.lens, AttentionKind(SCALE), kv_scales=self.scales
         )
         return found, stored.view(torch.uint8)
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from kernels.attention.decode_attention import attend_leading, paged_decode_attention
+from kernels.attention.kind import AttentionKind
 from kernels.attention.workspace import decode_workspace
 from tests.pairs import pairwise
 
@@ -26,10 +27,16 @@ def test_each_row_attends_to_exactly_its_context(
     q = torch.randn(len(contexts), heads, dim, device=device).to(dtype)
     out = torch.full_like(q, math.nan)
     returned = paged_decode_attention(
-        q, batch.k_cache, batch.v_cache, batch.block_tables, batch.context_lens, 0.2, out
+        q,
+        batch.k_cache,
+        batch.v_cache,
+        batch.block_tables,
+        batch.context_lens,
+        AttentionKind(0.2),
+        out,
     )
     assert returned is out
-    assert_close(out, batch.attention(q, list(range(len(contexts) + 1)), 0.2))
+    assert_close(out, batch.attention(q, list(range(len(contexts) + 1)), AttentionKind(0.2)))
 
 
 @pytest.mark.usefixtures("few_programs")
@@ -51,10 +58,18 @@ def test_as_many_leading_rows_attend_as_the_device_says(
     out = torch.full_like(q, math.nan)
     for _ in range(2):  # the workspace is as it was
         attend_leading(
-            q, batch.k_cache, batch.v_cache, batch.block_tables, lens, count, 0.2, out, workspace
+            q,
+            batch.k_cache,
+            batch.v_cache,
+            batch.block_tables,
+            lens,
+            count,
+            AttentionKind(0.2),
+            out,
+            workspace,
         )
         assert out[num_rows:].isnan().all()
-        expected = batch.attention(q[:5], list(range(6)), 0.2)[:num_rows]
+        expected = batch.attention(q[:5], list(range(6)), AttentionKind(0.2))[:num_rows]
         assert_close(out[:num_rows], expected)
         assert not workspace.arrivals.any()
 
@@ -66,9 +81,9 @@ def test_a_workspace_serves_one_batch_after_another(device, paged, assert_close)
         batch = paged(contexts, (2, 64))
         tables, lens = batch.block_tables, batch.context_lens
         out = paged_decode_attention(
-            q, batch.k_cache, batch.v_cache, tables, lens, 0.125, workspace=workspace
+            q, batch.k_cache, batch.v_cache, tables, lens, AttentionKind(0.125), workspace=workspace
         )
-        assert_close(out, batch.attention(q, [0, 1, 2, 3], 0.125))
+        assert_close(out, batch.attention(q, [0, 1, 2, 3], AttentionKind(0.125)))
         assert not workspace.arrivals.any()
 
 
@@ -77,15 +92,17 @@ def test_queries_may_be_a_slice_of_the_fused_projection(device, paged, assert_cl
     qkv = torch.randn(2, (4 + 2 * 2) * 64, device=device)
     q = qkv[:, : 4 * 64].view(2, 4, 64)
     tables, lens = batch.block_tables, batch.context_lens
-    out = paged_decode_attention(q, batch.k_cache, batch.v_cache, tables, lens, 0.125)
-    assert_close(out, batch.attention(q, [0, 1, 2], 0.125))
+    out = paged_decode_attention(
+        q, batch.k_cache, batch.v_cache, tables, lens, AttentionKind(0.125)
+    )
+    assert_close(out, batch.attention(q, [0, 1, 2], AttentionKind(0.125)))
 
 
 def test_an_empty_batch_gives_an_empty_result(device, paged):
     batch = paged([4], (2, 64))
     q = torch.empty(0, 4, 64, device=device)
     tables, lens = batch.block_tables[:0], batch.context_lens[:0]
-    out = paged_decode_attention(q, batch.k_cache, batch.v_cache, tables, lens, 1.0)
+    out = paged_decode_attention(q, batch.k_cache, batch.v_cache, tables, lens, AttentionKind(1.0))
     assert out.shape == (0, 4, 64)
 
 
@@ -94,16 +111,16 @@ def test_wrong_arguments_are_refused_by_name(device, paged):
     q = torch.randn(1, 4, 64, device=device)
     k, v, tables, lens = batch.k_cache, batch.v_cache, batch.block_tables, batch.context_lens
     with pytest.raises(ValueError, match="3 query heads do not divide among 2"):
-        paged_decode_attention(q[:, :3], k, v, tables, lens, 1.0)
+        paged_decode_attention(q[:, :3], k, v, tables, lens, AttentionKind(1.0))
     with pytest.raises(TypeError, match="float16"):
-        paged_decode_attention(q.half(), k, v, tables, lens, 1.0)
+        paged_decode_attention(q.half(), k, v, tables, lens, AttentionKind(1.0))
     with pytest.raises(TypeError, match="int32"):
-        paged_decode_attention(q, k, v, tables.long(), lens, 1.0)
+        paged_decode_attention(q, k, v, tables.long(), lens, AttentionKind(1.0))
     with pytest.raises(ValueError, match="head size 32"):
-        paged_decode_attention(q[..., :32], k, v, tables, lens, 1.0)
+        paged_decode_attention(q[..., :32], k, v, tables, lens, AttentionKind(1.0))
     other = decode_workspace(q, 1)
     with pytest.raises(ValueError, match="is for other heads"):
-        paged_decode_attention(q, k, v, tables, lens, 1.0, workspace=other)
+        paged_decode_attention(q, k, v, tables, lens, AttentionKind(1.0), workspace=other)
 
 
 @pytest.mark.gpu
@@ -116,8 +133,10 @@ def test_every_split_rule_is_right_at_real_sizes(contexts, device, paged, assert
     batch = paged(contexts, (8, 128), 16, torch.bfloat16)
     q = torch.randn(len(contexts), 16, 128, device=device).bfloat16()
     tables, lens = batch.block_tables, batch.context_lens
-    out = paged_decode_attention(q, batch.k_cache, batch.v_cache, tables, lens, 128**-0.5)
-    assert_close(out, batch.attention(q, list(range(len(contexts) + 1)), 128**-0.5))
+    out = paged_decode_attention(
+        q, batch.k_cache, batch.v_cache, tables, lens, AttentionKind(128**-0.5)
+    )
+    assert_close(out, batch.attention(q, list(range(len(contexts) + 1)), AttentionKind(128**-0.5)))
 
 
 @pytest.mark.gpu
@@ -125,7 +144,16 @@ def test_a_captured_graph_follows_growing_contexts(device, paged, assert_close):
     batch = paged([700, 90, 1], (8, 128), 16, torch.bfloat16)
     q = torch.randn(3, 16, 128, device=device).bfloat16()
     lens, out, workspace = batch.context_lens.clone(), torch.empty_like(q), decode_workspace(q, 8)
-    args = (q, batch.k_cache, batch.v_cache, batch.block_tables, lens, 0.1, out, workspace)
+    args = (
+        q,
+        batch.k_cache,
+        batch.v_cache,
+        batch.block_tables,
+        lens,
+        AttentionKind(0.1),
+        out,
+        workspace,
+    )
     lens.fill_(1)
     paged_decode_attention(*args)
     graph = torch.cuda.CUDAGraph()
@@ -135,4 +163,4 @@ def test_a_captured_graph_follows_growing_contexts(device, paged, assert_close):
         lens.copy_(torch.tensor(contexts, dtype=torch.int32))
         graph.replay()
         batch.context_lens.copy_(lens)
-        assert_close(out, batch.attention(q, [0, 1, 2, 3], 0.1))
+        assert_close(out, batch.attention(q, [0, 1, 2, 3], AttentionKind(0.1)))

@@ -8,6 +8,7 @@ import torch
 
 from kernels import fp8
 from kernels.attention.decode_attention import attend_leading, paged_decode_attention
+from kernels.attention.kind import AttentionKind
 from kernels.attention.paged import Tiles
 from kernels.attention.prefill_attention import attend_tiles, paged_attention, tokens_per_tile
 from kernels.attention.rope import norm_rope_write_kv
@@ -49,8 +50,8 @@ def test_a_decode_attends_to_what_is_stored(shape, dtype, kv_dtype, device, page
     k, v, scales = narrow(batch, kv_dtype)
     q = torch.randn(len(contexts), heads, dim, device=device).to(dtype)
     tables, lens = batch.block_tables, batch.context_lens
-    out = paged_decode_attention(q, k, v, tables, lens, 0.2, kv_scales=scales)
-    assert_close(out, batch.attention(q, list(range(len(contexts) + 1)), 0.2))
+    out = paged_decode_attention(q, k, v, tables, lens, AttentionKind(0.2), kv_scales=scales)
+    assert_close(out, batch.attention(q, list(range(len(contexts) + 1)), AttentionKind(0.2)))
 
 
 @kinds
@@ -65,8 +66,10 @@ def test_prompts_chunks_and_decodes_attend_to_what_is_stored(
     cu = torch.tensor(starts, dtype=torch.int32, device=device)
     q = torch.randn(sum(lens), heads, dim, device=device)
     tables, contexts = batch.block_tables, batch.context_lens
-    out = paged_attention(q, k, v, tables, contexts, cu, max(lens), 0.2, kv_scales=scales)
-    assert_close(out, batch.attention(q, starts, 0.2))
+    out = paged_attention(
+        q, k, v, tables, contexts, cu, max(lens), AttentionKind(0.2), kv_scales=scales
+    )
+    assert_close(out, batch.attention(q, starts, AttentionKind(0.2)))
 
 
 @pytest.mark.usefixtures("few_programs")
@@ -86,15 +89,15 @@ def test_a_step_whose_shape_the_device_knows(kv_dtype, device, paged, assert_clo
     count = torch.tensor([3], dtype=torch.int32, device=device)
     decode_lens = batch.context_lens.where(torch.arange(5, device=device) < 3, -1)
     attend_leading(
-        q, k, v, batch.block_tables, decode_lens, count, 0.2, out, decode_workspace(q, kv_heads),
-        kv_scales=scales,
+        q, k, v, batch.block_tables, decode_lens, count, AttentionKind(0.2), out,
+        decode_workspace(q, kv_heads), kv_scales=scales,
     )  # fmt: skip
     attend_tiles(
         q, k, v, batch.block_tables, batch.context_lens,
-        torch.tensor(starts, dtype=torch.int32, device=device), Tiles(rows, firsts, 33), 0.2, out,
-        kv_scales=scales,
+        torch.tensor(starts, dtype=torch.int32, device=device), Tiles(rows, firsts, 33),
+        AttentionKind(0.2), out, kv_scales=scales,
     )  # fmt: skip
-    assert_close(out, batch.attention(q, starts, 0.2))
+    assert_close(out, batch.attention(q, starts, AttentionKind(0.2)))
 
 
 def write(qkv, kv_dtype, kv_heads, dim, slots, scales, weights=(None, None), offsets=None):
@@ -165,8 +168,10 @@ def test_a_cache_without_its_scales_is_refused(device, paged):
     q = torch.randn(1, 4, 64, device=device)
     tables, lens = batch.block_tables, batch.context_lens
     with pytest.raises(TypeError, match="float8_e4m3fn"):
-        paged_decode_attention(q, k, v, tables, lens, 1.0)
+        paged_decode_attention(q, k, v, tables, lens, AttentionKind(1.0))
     with pytest.raises(ValueError, match=r"scales must be contiguous float32 \[4, 2\]"):
-        paged_decode_attention(q, k, v, tables, lens, 1.0, kv_scales=scales[:2])
+        paged_decode_attention(q, k, v, tables, lens, AttentionKind(1.0), kv_scales=scales[:2])
     with pytest.raises(TypeError, match="float32 has scales"):
-        paged_decode_attention(q, batch.k_cache, batch.v_cache, tables, lens, 1.0, kv_scales=scales)
+        paged_decode_attention(
+            q, batch.k_cache, batch.v_cache, tables, lens, AttentionKind(1.0), kv_scales=scales
+        )

@@ -6,6 +6,7 @@ from itertools import accumulate
 import pytest
 import torch
 
+from kernels.attention.kind import AttentionKind
 from kernels.attention.paged import Tiles
 from kernels.attention.prefill_attention import attend_tiles, paged_attention, tokens_per_tile
 from tests.pairs import pairwise
@@ -21,12 +22,12 @@ DTYPES = [torch.float32, torch.float16]
 SHAPES = [(6, 2, 64, 16), (4, 4, 128, 32), (9, 3, 64, 256)]  # H, Hkv, D, block size
 
 
-def run(batch, q, lens, scale):
+def run(batch, q, lens, kind):
     cu = torch.tensor([0, *accumulate(lens)], dtype=torch.int32, device=q.device)
     out = torch.full_like(q, math.nan)
     tables, contexts = batch.block_tables, batch.context_lens
     return paged_attention(
-        q, batch.k_cache, batch.v_cache, tables, contexts, cu, max(lens), scale, out
+        q, batch.k_cache, batch.v_cache, tables, contexts, cu, max(lens), kind, out
     )
 
 
@@ -36,8 +37,8 @@ def test_the_last_query_sees_the_last_key(name, shape, dtype, device, paged, ass
     contexts, lens = map(list, zip(*BATCHES[name], strict=True))
     batch = paged(contexts, (kv_heads, dim), block_size, dtype)
     q = torch.randn(sum(lens), heads, dim, device=device).to(dtype)
-    expected = batch.attention(q, [0, *accumulate(lens)], 0.2)
-    assert_close(run(batch, q, lens, 0.2), expected)
+    expected = batch.attention(q, [0, *accumulate(lens)], AttentionKind(0.2))
+    assert_close(run(batch, q, lens, AttentionKind(0.2)), expected)
 
 
 @pytest.mark.parametrize(("name", "longest", "dtype"), pairwise(list(BATCHES), [8, 200], DTYPES))
@@ -61,10 +62,10 @@ def test_tiles_in_any_order_give_the_rows_of_their_sequences_and_write_no_others
     out = torch.full_like(q, math.nan)
     attend_tiles(
         q, batch.k_cache, batch.v_cache, batch.block_tables, batch.context_lens, cu,
-        Tiles(rows, firsts, longest), 0.2, out,
+        Tiles(rows, firsts, longest), AttentionKind(0.2), out,
     )  # fmt: skip
     assert out[: lens[0]].isnan().all()
-    assert_close(out[lens[0] :], batch.attention(q, starts, 0.2)[lens[0] :])
+    assert_close(out[lens[0] :], batch.attention(q, starts, AttentionKind(0.2))[lens[0] :])
 
 
 def test_tiles_of_another_type_or_number_are_refused(device, paged):
@@ -73,9 +74,9 @@ def test_tiles_of_another_type_or_number_are_refused(device, paged):
     cu = torch.tensor([0, 4], dtype=torch.int32, device=device)
     given = (q, batch.k_cache, batch.v_cache, batch.block_tables, batch.context_lens, cu)
     with pytest.raises(TypeError, match="tiles must be int32"):
-        attend_tiles(*given, Tiles(cu.long(), cu.long(), 4), 1.0, q)
+        attend_tiles(*given, Tiles(cu.long(), cu.long(), 4), AttentionKind(1.0), q)
     with pytest.raises(ValueError, match="tiles"):
-        attend_tiles(*given, Tiles(cu, cu[:1], 4), 1.0, q)
+        attend_tiles(*given, Tiles(cu, cu[:1], 4), AttentionKind(1.0), q)
 
 
 def test_more_sequences_than_one_look_at_their_starts_finds(device, paged, assert_close):
@@ -83,7 +84,10 @@ def test_more_sequences_than_one_look_at_their_starts_finds(device, paged, asser
     batch = paged(contexts, (1, 64), 16)
     lens = [1 + i % 3 for i in range(260)]
     q = torch.randn(sum(lens), 1, 64, device=device)
-    assert_close(run(batch, q, lens, 0.2), batch.attention(q, [0, *accumulate(lens)], 0.2))
+    assert_close(
+        run(batch, q, lens, AttentionKind(0.2)),
+        batch.attention(q, [0, *accumulate(lens)], AttentionKind(0.2)),
+    )
 
 
 def test_wrong_arguments_are_refused_by_name(device, paged):
@@ -92,13 +96,13 @@ def test_wrong_arguments_are_refused_by_name(device, paged):
     k, v, tables, lens = batch.k_cache, batch.v_cache, batch.block_tables, batch.context_lens
     cu = torch.tensor([0, 4], dtype=torch.int32, device=device)
     with pytest.raises(ValueError, match="3 query heads do not divide among 2"):
-        paged_attention(q[:, :3], k, v, tables, lens, cu, 4, 1.0)
+        paged_attention(q[:, :3], k, v, tables, lens, cu, 4, AttentionKind(1.0))
     with pytest.raises(TypeError, match="float16"):
-        paged_attention(q.half(), k, v, tables, lens, cu, 4, 1.0)
+        paged_attention(q.half(), k, v, tables, lens, cu, 4, AttentionKind(1.0))
     with pytest.raises(TypeError, match="cu_seqlens_q must be int32"):
-        paged_attention(q, k, v, tables, lens, cu.long(), 4, 1.0)
+        paged_attention(q, k, v, tables, lens, cu.long(), 4, AttentionKind(1.0))
     with pytest.raises(ValueError, match="cu_seqlens_q"):
-        paged_attention(q, k, v, tables, lens, cu[:1], 4, 1.0)
+        paged_attention(q, k, v, tables, lens, cu[:1], 4, AttentionKind(1.0))
 
 
 @pytest.mark.gpu
@@ -112,8 +116,8 @@ def test_real_sizes_in_bfloat16(heads, kv_heads, dim, sequences, device, paged, 
     contexts, lens = map(list, zip(*sequences, strict=True))
     batch = paged(contexts, (kv_heads, dim), 16, torch.bfloat16)
     q = torch.randn(sum(lens), heads, dim, device=device).bfloat16()
-    expected = batch.attention(q, [0, *accumulate(lens)], dim**-0.5)
-    assert_close(run(batch, q, lens, dim**-0.5), expected)
+    expected = batch.attention(q, [0, *accumulate(lens)], AttentionKind(dim**-0.5))
+    assert_close(run(batch, q, lens, AttentionKind(dim**-0.5)), expected)
 
 
 @pytest.mark.gpu
@@ -128,5 +132,5 @@ def test_offsets_beyond_32_bits_are_reached(device, paged, assert_close):
     tables = small.block_tables + far
     q = torch.randn(70, 16, 128, device=device).bfloat16()
     cu = torch.tensor([0, 70], dtype=torch.int32, device=device)
-    out = paged_attention(q, k, v, tables, small.context_lens, cu, 70, 0.1)
-    assert_close(out, small.attention(q, [0, 70], 0.1))
+    out = paged_attention(q, k, v, tables, small.context_lens, cu, 70, AttentionKind(0.1))
+    assert_close(out, small.attention(q, [0, 70], AttentionKind(0.1)))

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from kernels.attention.decode_attention import attend_leading, paged_decode_attention
-from kernels.attention.paged import Tiles, Traits
+from kernels.attention.kind import AttentionKind
+from kernels.attention.paged import Tiles
 from kernels.attention.prefill_attention import attend_tiles, paged_attention, tokens_per_tile
 
 HEADS, KV_HEADS, DIM, BLOCK = 6, 2, 32, 16
@@ -18,29 +19,29 @@ KINDS = {
     "a window over many tiles": {"window": 70},
     "a window longer than any context": {"window": 1000},
     "a softcap": {"softcap": 2.0},
-    "sinks": {"sinks": True},
-    "all of them": {"window": 33, "softcap": 3.0, "sinks": True},
+    "sinks": {"has_sinks": True},
+    "all of them": {"window": 33, "softcap": 3.0, "has_sinks": True},
 }
 CONTEXTS = [1, 6, 7, 8, 33, 34, 150, 0, 260]
 
 
 @pytest.fixture(params=list(KINDS))
 def traits(request, device):
-    given = dict(KINDS[request.param])
-    if given.pop("sinks", False):
-        # One that takes nearly all, one that takes nothing, and some in between.
-        given["sinks"] = torch.tensor([4.0, -30.0, 0.0, 1.5, -2.0, 30.0], device=device)
-    return Traits(**given)
+    """The kind of layer, and its sinks."""
+    kind = AttentionKind(SCALE, **KINDS[request.param])
+    # One that takes nearly all, one that takes nothing, and some in between.
+    sinks = torch.tensor([4.0, -30.0, 0.0, 1.5, -2.0, 30.0], device=device)
+    return kind, sinks if kind.has_sinks else None
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_one_query_of_each_sequence(traits, dtype, device, paged, assert_close):
     batch = paged(CONTEXTS, (KV_HEADS, DIM), BLOCK, dtype)
     q = torch.randn(len(CONTEXTS), HEADS, DIM, device=device).to(dtype)
-    expected = batch.attention(q, list(range(len(CONTEXTS) + 1)), SCALE, traits)
+    expected = batch.attention(q, list(range(len(CONTEXTS) + 1)), *traits)
     out = torch.full_like(q, math.nan)
     given = batch.block_tables, batch.context_lens
-    paged_decode_attention(q, batch.k_cache, batch.v_cache, *given, SCALE, out, traits=traits)
+    paged_decode_attention(q, batch.k_cache, batch.v_cache, *given, traits[0], out, sinks=traits[1])
     assert_close(out, expected)
 
 
@@ -48,11 +49,11 @@ def test_leading_queries_whose_number_the_device_has(traits, device, paged, asse
     contexts = [260, 150, 34, 7, 1]
     batch = paged(contexts, (KV_HEADS, DIM), BLOCK)
     q = torch.randn(5, HEADS, DIM, device=device)
-    expected = batch.attention(q, list(range(6)), SCALE, traits)
+    expected = batch.attention(q, list(range(6)), *traits)
     out = torch.full_like(q, math.nan)
     number = torch.tensor([4], dtype=torch.int32, device=device)
     given = batch.block_tables, batch.context_lens
-    attend_leading(q, batch.k_cache, batch.v_cache, *given, number, SCALE, out, traits=traits)
+    attend_leading(q, batch.k_cache, batch.v_cache, *given, number, traits[0], out, sinks=traits[1])
     assert_close(out[:4], expected[:4])
     assert out[4].isnan().all()
 
@@ -65,11 +66,11 @@ def test_many_queries_of_each_sequence(traits, has_tiles, dtype, device, paged, 
     batch = paged(contexts, (KV_HEADS, DIM), BLOCK, dtype)
     q = torch.randn(sum(lens), HEADS, DIM, device=device).to(dtype)
     starts = [0, *accumulate(lens)]
-    expected = batch.attention(q, starts, SCALE, traits)
+    expected = batch.attention(q, starts, *traits)
     cu = torch.tensor(starts, dtype=torch.int32, device=device)
     caches, given = (batch.k_cache, batch.v_cache), (batch.block_tables, batch.context_lens, cu)
     if not has_tiles:
-        out = paged_attention(q, *caches, *given, max(lens), SCALE, traits=traits)
+        out = paged_attention(q, *caches, *given, max(lens), traits[0], sinks=traits[1])
     else:
         size = tokens_per_tile(max(lens), (HEADS, KV_HEADS), DIM, q.element_size())
         places = [(row, first) for row, n in enumerate(lens) for first in range(0, n, size)]
@@ -79,5 +80,5 @@ def test_many_queries_of_each_sequence(traits, has_tiles, dtype, device, paged, 
         )
         out = torch.full_like(q, math.nan)
         tiles = Tiles(rows, firsts, max(lens))
-        attend_tiles(q, *caches, *given, tiles, SCALE, out, traits=traits)
+        attend_tiles(q, *caches, *given, tiles, traits[0], out, sinks=traits[1])
     assert_close(out, expected)

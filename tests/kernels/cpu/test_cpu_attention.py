@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from kernels import reference
+from kernels.attention.kind import AttentionKind
 from kernels.cpu.library import AttentionArguments, Library
 from tests.kernels.cpu.cpu_cases import COMBINATIONS, randn, require
 
@@ -34,11 +35,17 @@ class Step:
     """Sequences over shuffled blocks; each computes its last tokens."""
 
     def __init__(
-        self, dtype: torch.dtype, heads: Heads, contexts: list[int], num_new: list[int]
+        self,
+        dtype: torch.dtype,
+        heads: Heads,
+        contexts: list[int],
+        num_new: list[int],
+        window: int | None = None,
     ) -> None:
         num_kv, dim = heads.num_kv, heads.dim
         num_heads = heads.share * num_kv
         self.heads = heads
+        self.kind = AttentionKind(heads.dim**-0.5, window)
         widths = [-(-context // BLOCK_SIZE) for context in contexts]
         ids = (torch.randperm(sum(widths), generator=torch.Generator().manual_seed(1)) + 1).int()
         self.tables = torch.zeros(len(contexts), max(widths) + 1, dtype=torch.int32)
@@ -73,7 +80,7 @@ class Step:
         k_cache, v_cache = cache.view(-1, BLOCK_SIZE, 2, num_kv, dim).unbind(2)
         longest = int(self.starts.diff().max())
         out = reference.paged_attention(
-            q, k_cache, v_cache, self.tables, self.lens, self.starts, longest, dim**-0.5
+            q, k_cache, v_cache, self.tables, self.lens, self.starts, longest, self.kind
         )
         return out.flatten(1), cache
 
@@ -83,9 +90,9 @@ class Step:
         num_heads = heads.share * heads.num_kv
         arguments = AttentionArguments(
             num_heads, heads.num_kv, heads.dim, BLOCK_SIZE, self.tables.shape[1],
-            heads.dim**-0.5, 1e-5, self.cos_sin.data_ptr(), self.positions.data_ptr(),
-            self.slots.data_ptr(), self.tables.data_ptr(), self.lens.data_ptr(),
-            self.starts.data_ptr(), len(self.qkv), len(self.lens),
+            self.kind.window or 0, self.kind.scale, 1e-5, self.cos_sin.data_ptr(),
+            self.positions.data_ptr(), self.slots.data_ptr(), self.tables.data_ptr(),
+            self.lens.data_ptr(), self.starts.data_ptr(), len(self.qkv), len(self.lens),
         )  # fmt: skip
         out = self.qkv.new_empty((len(self.qkv), num_heads * heads.dim))
         offsets = self.key_offsets
@@ -132,14 +139,24 @@ def test_parts_of_prompts(library: Library, heads: Heads) -> None:
     check(library, Step(library.dtype, heads, [2, 40, 77, 100, 130], [2, 1, 77, 33, 3]))
 
 
-def test_a_row_does_not_depend_on_its_neighbours(library: Library) -> None:
+@pytest.mark.parametrize("window", [1, 3, 31, 32, 33, 63, 64, 65, 130, 1000])
+@pytest.mark.parametrize("heads", SHAPES[:4], ids=str)
+def test_a_window_over_single_tokens_and_parts_of_prompts(
+    library: Library, heads: Heads, window: int
+) -> None:
+    lens, new = [1, window, window + 1, 300, 250, 129, 200], [1, 1, 1, 1, 250, 2, 77]
+    check(library, Step(library.dtype, heads, lens, new, window))
+
+
+@pytest.mark.parametrize("window", [None, 33])
+def test_a_row_does_not_depend_on_its_neighbours(library: Library, window: int | None) -> None:
     heads = Heads(3, 3, 64, has_norm=False)
-    whole = Step(library.dtype, heads, [90, 50, 70], [90, 1, 40])
+    whole = Step(library.dtype, heads, [90, 50, 70], [90, 1, 40], window)
     together, cache = whole.run(library)
     for index in range(3):
         begin, end = int(whole.starts[index]), int(whole.starts[index + 1])
         for first in (begin, end - 1 if end - begin == 1 else end - 7):
-            alone = Step(library.dtype, heads, [90, 50, 70], [90, 1, 40])
+            alone = Step(library.dtype, heads, [90, 50, 70], [90, 1, 40], window)
             alone.cache = cache
             alone.qkv = whole.qkv[first:end]
             alone.positions, alone.slots = whole.positions[first:end], whole.slots[first:end]

@@ -82,7 +82,7 @@ def attended(step: Step, cache: Tensor) -> Tensor:
     k_cache, v_cache = cache.view(-1, BLOCK_SIZE, 2, heads.num_kv, heads.dim).unbind(2)
     longest = int(step.starts.diff().max())
     return reference.paged_attention(
-        q, k_cache, v_cache, step.tables, step.lens, step.starts, longest, heads.dim**-0.5,
+        q, k_cache, v_cache, step.tables, step.lens, step.starts, longest, step.kind,
         step.kv_scales,
     ).flatten(1)  # fmt: skip
 

@@ -1,11 +1,12 @@
 """flash-attn's calls, against a stand-in of what they are documented to do; what is refused."""
 
-import dataclasses
 import functools
+from dataclasses import replace
 
 import pytest
 import torch
 
+from kernels.attention.kind import AttentionKind
 from tests.worker_svc.flash_attn_stand_in import importer
 from tests.worker_svc.paged_batches import PagedBatch, assert_close
 from worker_svc.attention import flash_attn
@@ -15,7 +16,8 @@ from worker_svc.attention.flash_attn import FlashAttention, Setup
 CPU = torch.device("cpu")
 HEADS = HeadLayout(num_heads=6, num_kv_heads=2, head_dim=16)
 HOPPER = Setup(head_dim=16, dtype=torch.float16, block_size=16, capability=(9, 0))
-SCALE = 0.25  # of heads of 16
+KIND = AttentionKind(0.25)
+WINDOW, CAPPED = replace(KIND, window=9), replace(KIND, softcap=3.0, window=70)
 VERSIONS = {4: 16, 3: 16, 2: 256}  # the block size each is tried with
 PROMPTS = {  # (context, queries) of each sequence
     "whole prompts": [(100, 100), (1, 1), (33, 33)],
@@ -28,15 +30,15 @@ DECODES = [(0, 1), (1, 1), (15, 1), (16, 1), (17, 1), (300, 1)]
 
 def only(version: int, **changes: object) -> FlashAttention:
     """The backend where just this version is installed."""
-    setup = dataclasses.replace(HOPPER, block_size=VERSIONS[version])
-    found = flash_attn.find(dataclasses.replace(setup, **changes), importer(version))
+    setup = replace(HOPPER, block_size=VERSIONS[version])
+    found = flash_attn.find(replace(setup, **changes), importer(version))
     assert [backend.name for backend in found.backends] == [f"flash-attn {version}"]
     return found.backends[0]
 
 
 def refusals(*versions: int, **changes: object) -> str:
     """Why none of these versions serves such a setup."""
-    found = flash_attn.find(dataclasses.replace(HOPPER, **changes), importer(*versions))
+    found = flash_attn.find(replace(HOPPER, **changes), importer(*versions))
     assert not found.backends
     return "; ".join(found.refusals)
 
@@ -45,25 +47,54 @@ def refusals(*versions: int, **changes: object) -> str:
 def test_each_row_of_a_decode_step_attends_to_exactly_its_context(version: int) -> None:
     made = PagedBatch.make(DECODES, HEADS, VERSIONS[version], torch.float16, CPU)
     # As in a graph, whose batch has no starts.
-    batch = dataclasses.replace(made.batch, cu_seqlens_q=made.batch.context_lens)
-    found = only(version).decode(made.q, *made.cache.layer(0), batch)
-    assert_close(found, made.expected(SCALE))
+    batch = replace(made.batch, cu_seqlens_q=made.batch.context_lens)
+    found = only(version).decode(replace(made.call(KIND), batch=batch))
+    assert_close(found, made.expected(KIND))
 
 
 @pytest.mark.parametrize("name", PROMPTS)
 @pytest.mark.parametrize("version", VERSIONS)
 def test_the_last_query_of_a_prompt_sees_the_last_key(version: int, name: str) -> None:
     made = PagedBatch.make(PROMPTS[name], HEADS, VERSIONS[version], torch.float16, CPU)
-    found = only(version).prefill(made.q, *made.cache.layer(0), made.batch)
-    assert_close(found, made.expected(SCALE))
+    found = only(version).prefill(made.call(KIND))
+    assert_close(found, made.expected(KIND))
+
+
+@pytest.mark.parametrize("kind", [WINDOW, CAPPED], ids=str)
+@pytest.mark.parametrize("version", VERSIONS)
+def test_windows_and_softcaps(version: int, kind: AttentionKind) -> None:
+    backend = only(version)
+    assert backend.serves(kind)
+    made = PagedBatch.make(DECODES, HEADS, VERSIONS[version], torch.float16, CPU)
+    assert_close(backend.decode(made.call(kind)), made.expected(kind))
+    for name in PROMPTS:
+        made = PagedBatch.make(PROMPTS[name], HEADS, VERSIONS[version], torch.float16, CPU)
+        assert_close(backend.prefill(made.call(kind)), made.expected(kind))
+
+
+def test_kinds_of_layers_that_a_version_does_not_serve_go_to_another_backend() -> None:
+    backend = only(3)
+    assert not backend.serves(replace(KIND, has_sinks=True))
+    assert not backend.serves(replace(KIND, chunk=8))
+    load = importer(3)
+    real = load("flash_attn_interface").flash_attn_with_kvcache
+
+    def old(q, k_cache, v_cache, cache_seqlens, page_table, cu_seqlens_q, max_seqlen_q,
+            softmax_scale, causal, window_size):  # fmt: skip
+        return real(q, k_cache, v_cache)
+
+    load("flash_attn_interface").flash_attn_with_kvcache = old
+    (backend,) = flash_attn.find(HOPPER, load).backends
+    assert backend.serves(WINDOW)
+    assert not backend.serves(CAPPED)
 
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_a_part_of_a_mixed_step_lands_in_its_rows(version: int) -> None:
     made = PagedBatch.make([(40, 8), (20, 20)], HEADS, VERSIONS[version], torch.float16, CPU)
     out = torch.zeros(30, *made.q.shape[1:], dtype=torch.float16)
-    only(version).prefill(made.q, *made.cache.layer(0), made.batch, out[2:])
-    assert_close(out[2:], made.expected(SCALE))
+    only(version).prefill(made.call(KIND, out[2:]))
+    assert_close(out[2:], made.expected(KIND))
     assert not out[:2].any()
 
 
@@ -72,12 +103,12 @@ def test_the_starts_of_version_2_are_of_the_step_at_hand() -> None:
     for sequences in ([(100, 7), (9, 9)], [(9, 3), (100, 2)]):
         made = PagedBatch.make(sequences, HEADS, 256, torch.float16, CPU)
         for _ in range(2):  # two layers
-            found = backend.prefill(made.q, *made.cache.layer(0), made.batch)
-            assert_close(found, made.expected(SCALE))
+            found = backend.prefill(made.call(KIND))
+            assert_close(found, made.expected(KIND))
 
 
 def test_the_newest_version_comes_first_and_none_is_needed() -> None:
-    setup = dataclasses.replace(HOPPER, block_size=256)
+    setup = replace(HOPPER, block_size=256)
     found = flash_attn.find(setup, importer(2, 3, 4))
     assert [backend.version for backend in found.backends] == [4, 3, 2]
     assert not found.refusals
@@ -115,10 +146,10 @@ def test_version_4_may_split_decodes_on_blackwell_alone(major: int, splits: list
         return real(**arguments)
 
     load("flash_attn.cute").flash_attn_varlen_func = watched
-    (backend,) = flash_attn.find(dataclasses.replace(HOPPER, capability=(major, 0)), load).backends
+    (backend,) = flash_attn.find(replace(HOPPER, capability=(major, 0)), load).backends
     made = PagedBatch.make([(5, 1)], HEADS, 16, torch.float16, CPU)
-    backend.decode(made.q, *made.cache.layer(0), made.batch)
-    backend.prefill(made.q, *made.cache.layer(0), made.batch)
+    backend.decode(made.call(KIND))
+    backend.prefill(made.call(KIND))
     assert seen == splits
 
 

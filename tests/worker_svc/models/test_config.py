@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import Qwen2Config
 
 from worker_svc.models import config as model_config
 from worker_svc.models.rope import (
@@ -40,7 +41,12 @@ LLAMA3 = {
     "original_max_position_embeddings": 8192,
 }
 
-
+SLIDING = "sliding_attention"
+QWEN_WINDOWS = {
+    "architectures": ["Qwen2ForCausalLM"],
+    "sliding_window": 16,
+    "use_sliding_window": True,
+}
 LONG_ROPE: dict[str, Any] = {
     "rope_type": "longrope", "short_factor": [1] * 4, "long_factor": [2] * 4,
 }  # fmt: skip
@@ -236,9 +242,16 @@ def test_a_model_whose_ends_are_all_outside_its_vocabulary_has_none(tmp_path: Pa
         ("num_hidden_layers", {"num_hidden_layers": "3"}),
         ("rms_norm_eps", {"rms_norm_eps": ...}),
         (
-            "use_sliding_window",
-            {"architectures": ["Qwen2ForCausalLM"], "use_sliding_window": True},
+            "max_window_layers",
+            QWEN_WINDOWS | {"max_window_layers": "2"},
         ),
+        ("layer_types", QWEN_WINDOWS | {"layer_types": ["sliding_attention"]}),
+        ("layer_types", QWEN_WINDOWS | {"layer_types": ["chunked_attention"] * 3}),
+        (
+            "layer_types",
+            {"architectures": ["Qwen3ForCausalLM"], "layer_types": ["sliding_attention"] * 3},
+        ),
+        ("layer_types", {"layer_types": ["sliding_attention"] * 3}),
     ],
 )
 def test_what_is_not_served_is_refused_by_name(
@@ -261,19 +274,52 @@ def test_a_folder_without_a_readable_config_is_refused(tmp_path: Path, content: 
         model_config.load(tmp_path)
 
 
-@pytest.mark.parametrize("window", [{"sliding_window": 128}, {"sliding_window": 128.0}])
-def test_a_sliding_window_is_refused_only_where_it_would_slide(
-    tmp_path: Path, window: dict[str, Any]
-) -> None:
+def windows(config: ModelSpec) -> list[int | None]:
+    return [layer.mixer.window for layer in config.layers]
+
+
+@pytest.mark.parametrize("window", [{"sliding_window": 128}, {"sliding_window": 128.0}, {}])
+def test_a_mistrals_window_is_that_of_all_layers(tmp_path: Path, window: dict[str, Any]) -> None:
     config = load(tmp_path, architectures=["MistralForCausalLM"], **window)
+    assert windows(config) == [window.get("sliding_window", 4096)] * 3
+    config.check_length(512)
+
+
+def test_a_mistral_whose_config_contradicts_itself_is_served_up_to_its_window(
+    tmp_path: Path,
+) -> None:
+    """transformers' class gives all layers a window, whatever `layer_types` says."""
+    kinds = {"layer_types": ["full_attention"] * 3, "sliding_window": 128}
+    config = load(tmp_path, architectures=["MistralForCausalLM"], **kinds)
+    assert windows(config) == [None] * 3
     config.check_length(128)
     with pytest.raises(UnsupportedModel, match="sliding_window"):
         config.check_length(129)
 
 
-def test_a_mistral_config_that_is_silent_has_a_window(tmp_path: Path) -> None:
-    config = load(tmp_path, architectures=["MistralForCausalLM"])
-    assert config.uniform.mixer.window == 4096
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, [None] * 3),  # the first 28 layers are full
+        ({"max_window_layers": 1}, [None, 16, 16]),
+        ({"max_window_layers": 0}, [16, 16, 16]),
+        ({"sliding_window": None, "max_window_layers": 0}, [None] * 3),
+        ({"sliding_window": ..., "max_window_layers": 2}, [None, None, 4096]),
+        ({"layer_types": [SLIDING, "full_attention", SLIDING]}, [16, None, 16]),
+        ({"layer_types": ["full_attention"] * 3, "max_window_layers": 0}, [None] * 3),
+    ],
+)
+@pytest.mark.parametrize("architecture", ["Qwen2ForCausalLM", "Qwen3ForCausalLM"])
+def test_the_windows_of_qwen_are_those_of_transformers(
+    tmp_path: Path, architecture: str, changes: dict[str, Any], expected: list[int | None]
+) -> None:
+    given = QWEN_WINDOWS | {"architectures": [architecture]} | changes
+    assert windows(load(tmp_path, **given)) == expected
+    raw = json.loads((tmp_path / "config.json").read_text()) | {"model_type": ...}
+    theirs = Qwen2Config(**{name: value for name, value in raw.items() if value is not ...})
+    assert expected == [
+        theirs.sliding_window if kind == SLIDING else None for kind in theirs.layer_types
+    ]
 
 
 def test_qwen_keeps_a_window_size_that_it_does_not_use(tmp_path: Path) -> None:

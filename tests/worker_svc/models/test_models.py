@@ -269,10 +269,10 @@ def test_bfloat16_stays_close_to_float32(tmp_path: Path, name: str) -> None:
     assert error < 0.03
 
 
-def test_a_window_shorter_than_the_length_is_refused_before_weights_are_read(
-    tmp_path: Path,
-) -> None:
-    save(tmp_path, "mistral-window")
+def test_a_window_that_no_layer_has_is_refused_before_weights_are_read(tmp_path: Path) -> None:
+    config_class, model_class = LLAMA
+    config = config_class(**SHAPE | {"num_key_value_heads": 1, "sliding_window": MAX_MODEL_LEN})
+    model_class(config).save_pretrained(tmp_path)
     (tmp_path / "model.safetensors").unlink()
     with pytest.raises(UnsupportedModel, match="sliding_window"):
         load_model(tmp_path, torch.float32, torch.device("cpu"), MAX_MODEL_LEN + 1)

@@ -75,7 +75,6 @@ def test_what_a_config_leaves_out_is_as_in_transformers(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("named", "changes"),
     [
-        ("use_sliding_window", {"use_sliding_window": True, "sliding_window": 128}),
         ("layer_types", {"layer_types": ["full_attention"] * 5 + ["sliding_attention"]}),
         ("no_rope_layers", {"no_rope_layers": [1, 0]}),
         ("no_rope_layers", {"no_rope_layers": [1, 2, 1, 1, 1, 1]}),
@@ -100,6 +99,11 @@ def test_what_is_not_served_is_refused_by_name(
 )
 def test_a_window_that_no_layer_has_is_accepted(tmp_path: Path, changes: dict[str, Any]) -> None:
     load(tmp_path, **changes).check_length(512)
+
+
+def test_layers_that_do_not_rotate_have_the_window(tmp_path: Path) -> None:
+    spec = load(tmp_path, use_sliding_window=True, sliding_window=128)
+    assert [layer.mixer.window for layer in spec.layers] == [None] * 3 + [128] + [None] * 2
 
 
 @pytest.fixture(scope="module")

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from kernels.attention.kind import AttentionKind
 from worker_svc.models.rope import RotaryConfig, YarnScaling
 from worker_svc.models.sharding import Sharding
 from worker_svc.models.spec import (
@@ -41,7 +42,7 @@ def test_layers_that_rotate_differently_have_one_shape() -> None:
 
 
 @pytest.mark.parametrize(
-    "changes", [{"num_heads": 8}, {"head_dim": 16}, {"window": 8}, {"qk_norm": True}]
+    "changes", [{"num_heads": 8}, {"head_dim": 16}, {"qkv_bias": True}, {"qk_norm": True}]
 )
 def test_layers_of_several_shapes_are_refused_where_one_is_needed(
     changes: dict[str, object],
@@ -50,11 +51,26 @@ def test_layers_of_several_shapes_are_refused_where_one_is_needed(
         _ = with_second(**changes).uniform
 
 
-def test_the_shortest_window_limits_the_length() -> None:
-    model = with_second(window=8)
+def test_layers_that_see_differently_have_one_shape_and_a_kind_each() -> None:
+    model = with_second(window=8, scale=0.5, softcap=30.0)
+    assert model.uniform == MODEL.uniform
+    full, other, _ = (layer.mixer.kind(64) for layer in model.layers)
+    assert full == AttentionKind(ATTENTION.heads.scale)
+    assert other == AttentionKind(0.5, window=8, softcap=30.0)
+
+
+def test_a_window_as_long_as_contexts_are_is_none() -> None:
+    mixer = with_second(window=8).layers[1].mixer
+    assert mixer.kind(9).window == 8
+    assert mixer.kind(8).is_plain
+
+
+def test_a_window_that_no_layer_applies_limits_the_length() -> None:
+    model = replace(MODEL, unsure_window=8)
     model.check_length(8)
     with pytest.raises(UnsupportedModel, match=r"^sliding_window: .* last 8 tokens .* \(now 9\)"):
         model.check_length(9)
+    with_second(window=8).check_length(9)
 
 
 def test_the_rotation_that_reaches_farthest_limits_the_length() -> None:

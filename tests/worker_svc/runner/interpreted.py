@@ -68,7 +68,7 @@ def draft_with(runner: ModelRunner, folder: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def _to_be_fused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Decoder:
-    monkeypatch.setattr(compiled, "supports", lambda heads: False)
+    monkeypatch.setattr(compiled, "supports", lambda heads, kinds: False)
     monkeypatch.setattr(linear, "pack", lambda weight, bias: None)
     config = model_config.load(folder)
     model = Decoder(config, torch.float32, CPU, LIMITS.max_model_len)

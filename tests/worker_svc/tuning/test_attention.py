@@ -8,9 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from kernels.attention.kind import AttentionKind
 from tests.worker_svc.two_ranks import on_two_ranks
-from worker_svc.attention.backend import AttentionChoice, AttentionTiming, Backend
-from worker_svc.attention.batch import AttentionBatch
+from worker_svc.attention.backend import AttentionChoice, AttentionTiming, Backend, LayerChoices
+from worker_svc.attention.batch import MixedBatch
+from worker_svc.attention.call import AttentionCall
 from worker_svc.attention.flash_attn import InstalledVersions, Setup
 from worker_svc.config import ATTENTION_BACKENDS, UnsupportedOption, WorkerConfig, parse
 from worker_svc.parallel.group import ALONE, RankFailed
@@ -36,14 +38,19 @@ class Named:
     def __init__(self, name: str) -> None:
         self.name = name
 
-    def decode(
-        self, q: Tensor, k: Tensor, v: Tensor, batch: AttentionBatch, out: Tensor | None = None
-    ) -> Tensor:
+    def serves(self, kind: AttentionKind) -> bool:
+        return kind.window is None or self is not TWO
+
+    def decode(self, call: AttentionCall) -> Tensor:
         raise NotImplementedError
 
     prefill = decode
 
+    def mixed(self, call: AttentionCall, mixed: MixedBatch) -> Tensor:
+        raise NotImplementedError
 
+
+FULL = AttentionKind(0.125)
 TRITON, FOUR, TWO = Named("triton"), Named("flash-attn 4"), Named("flash-attn 2")
 
 
@@ -83,11 +90,28 @@ def names(choice: AttentionChoice) -> tuple[str, str]:
 def test_each_kind_of_step_goes_to_who_is_quickest_at_it() -> None:
     times = {"triton": ([10, 100], [50]), "flash-attn 4": ([20, 150], [30]), TWO.name: ([9], [60])}
     offered = Candidates((FOUR, TWO))
-    choice = choose(TRITON, offered, clock(times), ALONE)
+    choice = choose(FULL, TRITON, offered, clock(times), ALONE)
     assert names(choice) == ("flash-attn 2", "flash-attn 4")
     assert choice.name == "decode: flash-attn 2, prefill: flash-attn 4"
     assert AttentionTiming("prefill", "shape 0", "flash-attn 4", 30) in choice.timings
     assert len(choice.timings) == 8
+
+
+def test_layers_that_a_backend_does_not_serve_go_to_the_others(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO")
+    near = AttentionKind(0.125, window=8)
+    times = {"triton": ([9], [9]), FOUR.name: ([7], [7]), TWO.name: ([5], [5])}
+    offered = Candidates((FOUR, TWO))
+    choices = LayerChoices(
+        {kind: choose(kind, TRITON, offered, clock(times), ALONE) for kind in (FULL, near)}
+    )
+    assert choices.name == "full attention: flash-attn 2; window 8: flash-attn 4"
+    assert len(choices.timings) == 3 * 2 + 2 * 2
+    assert "layers with window 8: not by flash-attn 2" in caplog.text
+    alone = choose(near, TRITON, Candidates((TWO,), has_triton=False), clock({}), ALONE)
+    assert names(alone) == ("triton", "triton")
 
 
 def test_every_shape_weighs_the_same() -> None:
@@ -109,32 +133,34 @@ def test_who_is_hardly_quicker_changes_nothing() -> None:
 
 def test_who_is_wrong_or_fails_is_left_out() -> None:
     times = {"triton": ([100], [100]), TWO.name: ([50], [150])}
-    choice = choose(TRITON, Candidates((FOUR, TWO)), clock(times), ALONE)
+    choice = choose(FULL, TRITON, Candidates((FOUR, TWO)), clock(times), ALONE)
     assert names(choice) == ("flash-attn 2", "triton")
     with pytest.raises(
         Unfit, match=r"none works: flash-attn 4: decode of 1 x 1024 is 7.0e-01 away"
     ):
-        choose(TRITON, Candidates((FOUR,), has_triton=False), clock({}), ALONE)
+        choose(FULL, TRITON, Candidates((FOUR,), has_triton=False), clock({}), ALONE)
 
 
 def test_triton_alone_is_not_measured() -> None:
     def measure() -> Any:
         raise AssertionError
 
-    choice = choose(TRITON, Candidates(), measure, ALONE)
-    assert choice == AttentionChoice(TRITON, TRITON)
+    choice = choose(FULL, TRITON, Candidates(), measure, ALONE)
+    assert choice == AttentionChoice(TRITON, TRITON, TRITON)
     assert choice.name == "triton"
 
 
 def test_one_that_is_asked_for_is_tried_before_it_serves() -> None:
-    choice = choose(TRITON, Candidates((FOUR,), False), clock({FOUR.name: ([900], [900])}), ALONE)
+    choice = choose(
+        FULL, TRITON, Candidates((FOUR,), False), clock({FOUR.name: ([900], [900])}), ALONE
+    )
     assert names(choice) == ("flash-attn 4", "flash-attn 4")
 
 
 def choices_of_ranks(clocks: Sequence[Any]) -> list[Any]:
     """Result or exception of `choose` on each of two ranks with these clocks."""
     return on_two_ranks(
-        lambda group: choose(TRITON, Candidates((FOUR, TWO)), clocks[group.rank], group)
+        lambda group: choose(FULL, TRITON, Candidates((FOUR, TWO)), clocks[group.rank], group)
     )
 
 

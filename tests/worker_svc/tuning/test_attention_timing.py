@@ -9,10 +9,12 @@ import torch
 from torch import Tensor
 
 from kernels import reference
+from kernels.attention.kind import AttentionKind
 from tests.worker_svc.flash_attn_stand_in import importer
 from worker_svc.attention import flash_attn
 from worker_svc.attention.backend import Backend
-from worker_svc.attention.batch import AttentionBatch, HeadLayout
+from worker_svc.attention.batch import HeadLayout
+from worker_svc.attention.call import AttentionCall
 from worker_svc.attention.flash_attn import Setup
 from worker_svc.protocol.step import Limits
 from worker_svc.tuning.attention import Unfit
@@ -27,14 +29,16 @@ class Reference:
 
     name = "reference"
 
-    def prefill(
-        self, q: Tensor, k: Tensor, v: Tensor, batch: AttentionBatch, out: Tensor | None = None
-    ) -> Tensor:
-        rows = torch.stack((k, v), 2).flatten(0, 1)  # [slots, 2, Hkv, D]
+    def serves(self, kind: AttentionKind) -> bool:
+        return True
+
+    def prefill(self, call: AttentionCall) -> Tensor:
+        q, kv, batch = call.q, call.kv, call.batch
         plan = reference.AttentionPlan.build(
-            batch.block_tables, batch.context_lens, batch.cu_seqlens_q, k.shape[1], q.dtype
-        )
-        return reference.attend(q, rows, plan, reference.Scoring(HEADS.scale))
+            batch.block_tables, batch.context_lens, batch.cu_seqlens_q, kv.block_size, q.dtype,
+            call.kind,
+        )  # fmt: skip
+        return reference.attend(q, kv.rows, plan, call.kind)
 
     decode = prefill
 
@@ -43,8 +47,9 @@ def limits(block_size: int, max_model_len: int = 1024) -> Limits:
     return Limits(1, block_size, 64, 512, max_model_len, 8)
 
 
-def make_clock(block_size: int) -> Clock:
-    return Clock(HEADS, torch.float16, CPU, limits(block_size), Reference())
+def make_clock(block_size: int, window: int | None = None) -> Clock:
+    kind = AttentionKind(HEADS.scale, window)
+    return Clock(HEADS, kind, torch.float16, CPU, limits(block_size), Reference())
 
 
 def installed(version: int, block_size: int, **replaced: Callable[..., Any]) -> Backend:
@@ -61,6 +66,21 @@ def installed(version: int, block_size: int, **replaced: Callable[..., Any]) -> 
 @pytest.mark.parametrize(("version", "block_size"), [(4, 16), (4, 128), (3, 16), (2, 256)])
 def test_what_is_right_passes(version: int, block_size: int) -> None:
     make_clock(block_size).check(installed(version, block_size))
+
+
+@pytest.mark.parametrize(("window", "more"), [(40, 1), (400, 400)])
+def test_a_window_that_is_too_long_is_unfit(window: int, more: int) -> None:
+    real = importer(3)("flash_attn_interface").flash_attn_with_kvcache
+
+    @functools.wraps(real)
+    def wrong(**given: Any) -> Tensor:
+        before, after = given["window_size"]
+        return real(**given | {"window_size": (before + more, after)})
+
+    clock = make_clock(16, window)
+    clock.check(installed(3, 16))
+    with pytest.raises(Unfit, match=r"short sequences is .* away from ours"):
+        clock.check(installed(3, 16, flash_attn_with_kvcache=wrong))
 
 
 WRONGS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
@@ -93,5 +113,5 @@ def test_what_is_not_a_number_is_unfit() -> None:
 
 
 def test_trials_are_no_longer_than_the_model_allows() -> None:
-    for _, sequences in trials(limits(16, max_model_len=20)):
+    for _, sequences in trials(limits(16, max_model_len=20), 9):
         assert all(queries <= 20 and context <= 20 for context, queries in sequences)

@@ -1,4 +1,7 @@
-"""The decoder that most families share: full attention with rotation, and a gated MLP."""
+"""The decoder that most families share: attention with rotation, and a gated MLP."""
+
+from collections.abc import Sequence
+from dataclasses import replace
 
 from worker_svc.models.config_file import ConfigJson
 from worker_svc.models.config_keys import FULL_ATTENTION
@@ -7,6 +10,10 @@ from worker_svc.models.spec import AttentionSpec, LayerSpec, MlpSpec, ModelSpec,
 
 ROPE = "rope"  # the one rotation of such a model
 WINDOW_KEYS = frozenset({"sliding_window", "use_sliding_window"})
+QWEN_KEYS = WINDOW_KEYS | {"max_window_layers"}
+SLIDING = "sliding_attention"
+# Of Qwen's configuration classes, where config.json says nothing.
+QWEN_WINDOW, QWEN_FULL_LAYERS = 4096, 28
 
 
 def decoder(
@@ -17,14 +24,16 @@ def decoder(
     mlp_bias: bool = False,
     qk_norm: bool = False,
     window: int | None = None,
+    may_slide: bool = False,
     default_theta: float = THETA,
     is_tied: bool = False,
 ) -> ModelSpec:
     """A model of equal layers. Raises UnsupportedModel, naming the key.
 
-    `default_theta` and `is_tied` hold where config.json says nothing of them.
+    `window` is that of all layers. With `may_slide` the caller reads `layer_types`, in which layers
+    may slide. `default_theta` and `is_tied` hold where config.json says nothing of them.
     """
-    _refuse_variants(config)
+    _refuse_variants(config, (FULL_ATTENTION, SLIDING) if may_slide else (FULL_ATTENTION,))
     num_heads, num_kv_heads, head_dim = config.heads()
     attention = AttentionSpec(
         num_heads, num_kv_heads, head_dim, ROPE, window, qkv_bias, o_bias, qk_norm
@@ -42,16 +51,44 @@ def decoder(
     )
 
 
-def refuse_windows(config: ConfigJson) -> None:
-    """Raises UnsupportedModel if `use_sliding_window` has some layers attend over a window."""
-    if config.get("use_sliding_window"):
-        raise UnsupportedModel("use_sliding_window: attention over a window is not supported")
+def windowed(
+    config: ConfigJson, spec: ModelSpec, window: int | None, slides: Sequence[bool]
+) -> ModelSpec:
+    """The model with a window on the layers that `layer_types` names, or else on these.
+
+    Raises UnsupportedModel.
+    """
+    kinds = config.get("layer_types")
+    if kinds is not None and SLIDING in kinds and window is None:
+        raise UnsupportedModel(f"layer_types: {SLIDING!r} without a sliding_window in use")
+    if window is None:
+        return spec
+    if kinds is not None and len(kinds) != spec.num_layers:
+        raise UnsupportedModel(f"layer_types: {len(kinds)} entries for {spec.num_layers} layers")
+    if kinds is not None:
+        slides = [kind == SLIDING for kind in kinds]
+    layers = (
+        replace(layer, mixer=replace(layer.mixer, window=window if is_sliding else None))
+        for layer, is_sliding in zip(spec.layers, slides, strict=True)
+    )
+    return replace(spec, layers=tuple(layers))
 
 
-def _refuse_variants(config: ConfigJson) -> None:
+def windowed_as_qwen(config: ConfigJson, spec: ModelSpec) -> ModelSpec:
+    """The model with a window on its layers from `max_window_layers` on, if it is in use."""
+    in_use = bool(config.get("use_sliding_window"))
+    window = config.window(absent=QWEN_WINDOW) if in_use else None
+    num_full = config.get("max_window_layers")
+    num_full = QWEN_FULL_LAYERS if num_full is None else num_full
+    if window is not None and (not isinstance(num_full, int) or num_full < 0):
+        raise UnsupportedModel(f"max_window_layers: {num_full!r} is no number of layers")
+    return windowed(config, spec, window, [i >= num_full for i in range(spec.num_layers)])
+
+
+def _refuse_variants(config: ConfigJson, layer_types: Sequence[str]) -> None:
     activation = config.values.get("hidden_act", "silu")
     if activation != "silu":
         raise UnsupportedModel(f"hidden_act: {activation!r} is not supported, only 'silu' is")
     for kind in config.get("layer_types") or ():
-        if kind != FULL_ATTENTION:
+        if kind not in layer_types:
             raise UnsupportedModel(f"layer_types: {kind!r} is not supported")

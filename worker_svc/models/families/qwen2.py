@@ -7,15 +7,14 @@ from worker_svc.models.spec import ModelSpec
 
 
 def read(config: ConfigJson) -> ModelSpec:
-    dense.refuse_windows(config)
-    return dense.decoder(config, qkv_bias=True)
+    return dense.windowed_as_qwen(config, dense.decoder(config, qkv_bias=True, may_slide=True))
 
 
 FAMILY = Family(
     "Qwen2ForCausalLM",
     "qwen2",
     read,
-    keys=dense.WINDOW_KEYS,
+    keys=dense.QWEN_KEYS,
     # It has its biases whatever this says; the checkpoint has to hold just these.
     neutral={"attention_bias": (False, True)},
 )

@@ -7,9 +7,9 @@ from worker_svc.models.spec import ModelSpec
 
 
 def read(config: ConfigJson) -> ModelSpec:
-    dense.refuse_windows(config)
     has_bias = config.flag("attention_bias")
-    return dense.decoder(config, qkv_bias=has_bias, o_bias=has_bias, qk_norm=True)
+    spec = dense.decoder(config, qkv_bias=has_bias, o_bias=has_bias, qk_norm=True, may_slide=True)
+    return dense.windowed_as_qwen(config, spec)
 
 
-FAMILY = Family("Qwen3ForCausalLM", "qwen3", read, keys=dense.WINDOW_KEYS | {"attention_bias"})
+FAMILY = Family("Qwen3ForCausalLM", "qwen3", read, keys=dense.QWEN_KEYS | {"attention_bias"})

@@ -1,4 +1,7 @@
-"""SmolLM3: every fourth layer, or those that the configuration lists, does not rotate."""
+"""SmolLM3: every fourth layer, or those that the configuration lists, does not rotate.
+
+These layers may have a window.
+"""
 
 from dataclasses import replace
 
@@ -11,8 +14,6 @@ INTERVAL, THETA = 4, 2_000_000.0  # where config.json has none
 
 
 def read(config: ConfigJson) -> ModelSpec:
-    if config.get("sliding_window") is not None:
-        dense.refuse_windows(config)
     has_bias = config.flag("attention_bias")
     spec = dense.decoder(
         config,
@@ -21,12 +22,15 @@ def read(config: ConfigJson) -> ModelSpec:
         mlp_bias=config.flag("mlp_bias"),
         default_theta=THETA,
         is_tied=True,
+        may_slide=True,
     )
+    rotates = _rotates(config, spec.num_layers)
     layers = (
-        layer if rotates else layer.unrotated
-        for layer, rotates in zip(spec.layers, _rotates(config, spec.num_layers), strict=True)
+        layer if does else layer.unrotated for layer, does in zip(spec.layers, rotates, strict=True)
     )
-    return replace(spec, layers=tuple(layers))
+    spec = replace(spec, layers=tuple(layers))
+    window = config.window() if config.get("use_sliding_window") else None
+    return dense.windowed(config, spec, window, [not does for does in rotates])
 
 
 def _rotates(config: ConfigJson, num_layers: int) -> list[bool]:

@@ -1,0 +1,146 @@
+"""Layers with windows against transformers, around the window's length in every way."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from tests.worker_svc.models.test_models import (
+    MAX_MODEL_LEN,
+    MISTRAL,
+    NO_IDS,
+    QWEN2,
+    QWEN3,
+    SHAPE,
+    SMOLLM3,
+    Steps,
+    assert_same,
+    expected_logits,
+    make_prompts,
+)
+from tests.worker_svc.random_models import Family, save_random_model
+from worker_svc.models import Decoder, compiled, linear, load_model
+
+WINDOW = 12  # within a block of 16, so that it begins and ends at other places than blocks
+LENGTHS = range(WINDOW - 2, WINDOW + 3)
+SLIDING, FULL = "sliding_attention", "full_attention"
+QWEN = {"sliding_window": WINDOW, "use_sliding_window": True, "hidden_size": 64}
+CHECKPOINTS: dict[str, tuple[Family, dict[str, Any]]] = {
+    "mistral": (MISTRAL, {"hidden_size": 64, "head_dim": 16, "sliding_window": WINDOW}),
+    "qwen2-last-layers": (QWEN2, QWEN | {"max_window_layers": 1}),
+    "qwen3-listed": (QWEN3, QWEN | {"head_dim": 16, "layer_types": [SLIDING, FULL, SLIDING]}),
+    "smollm3": (SMOLLM3, NO_IDS | QWEN | {"no_rope_layer_interval": 2}),
+}
+BY_TRITON = pytest.param(
+    "triton",
+    marks=pytest.mark.skipif(
+        os.environ.get("TRITON_INTERPRET") != "1" or torch.cuda.is_available(),
+        reason="Triton does not interpret here",
+    ),
+)
+Pair = tuple[Path, PreTrainedModel]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pair]:
+    """A checkpoint's folder, and the model of transformers."""
+    made: dict[str, Pair] = {}
+
+    def get(name: str) -> Pair:
+        if name not in made:
+            folder, (family, changes) = tmp_path_factory.mktemp(name), CHECKPOINTS[name]
+            shape = SHAPE | {"num_hidden_layers": 3, "num_key_value_heads": 2} | changes
+            made[name] = folder, save_random_model(folder, family, shape)
+        return made[name]
+
+    return get
+
+
+def load(folder: Path, by: str, monkeypatch: pytest.MonkeyPatch) -> Decoder:
+    """The model by layers of torch, of C, or of Triton's interpreter."""
+    device = torch.device("cpu")
+    monkeypatch.setenv("PAGEWIRE_CPU_KERNELS", "1" if by == "c" else "0")
+    if by == "triton":
+        monkeypatch.setattr(compiled, "supports", lambda heads, kinds: False)
+        monkeypatch.setattr(linear, "pack", lambda weight, bias: None)
+    model = load_model(folder, torch.float32, device, MAX_MODEL_LEN)
+    if by == "triton":
+        model.fused = model._fuse()
+    assert model.attention_backend.partition("/")[0] == by
+    return model
+
+
+def in_chunks(model: Decoder, prompts: list[Tensor], chunks: list[list[int]]) -> list[Tensor]:
+    """Logits of prompts that are computed in these chunks, one chunk of each in a step."""
+    steps = Steps(model, prompts)
+    parts: list[list[Tensor]] = [[] for _ in prompts]
+    for at in range(max(map(len, chunks))):
+        scheduled = {row: own[at] for row, own in enumerate(chunks) if at < len(own)}
+        for row, logits in zip(scheduled, steps.run(scheduled), strict=True):
+            parts[row].append(logits)
+    return [torch.cat(own) for own in parts]
+
+
+@pytest.mark.parametrize("by", ["torch", "c", BY_TRITON])
+@pytest.mark.parametrize("name", CHECKPOINTS)
+def test_prompts_around_a_windows_length_whole_and_then_token_by_token(
+    checkpoint: Callable[[str], Pair], name: str, by: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, theirs = checkpoint(name)
+    ours = load(folder, by, monkeypatch)
+    decoded = 4
+    prompts = make_prompts(*(length + decoded for length in LENGTHS))
+    chunks = [[length] + [1] * decoded for length in LENGTHS]
+    for prompt, logits in zip(prompts, in_chunks(ours, prompts, chunks), strict=True):
+        assert_same(logits, expected_logits(theirs, prompt))
+
+
+@pytest.mark.parametrize("by", ["torch", "c", BY_TRITON])
+@pytest.mark.parametrize("name", CHECKPOINTS)
+def test_chunks_that_end_around_a_windows_length(
+    checkpoint: Callable[[str], Pair], name: str, by: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A prompt of several windows, cut at each place once, beside one that only decodes."""
+    folder, theirs = checkpoint(name)
+    ours = load(folder, by, monkeypatch)
+    length = 3 * WINDOW + 5
+    prompts = make_prompts(*([length] * (len(LENGTHS) + 1)))
+    chunks = [[cut, cut, length - 2 * cut] for cut in LENGTHS] + [[length - 2, 1, 1]]
+    for prompt, logits in zip(prompts, in_chunks(ours, prompts, chunks), strict=True):
+        assert_same(logits, expected_logits(theirs, prompt))
+
+
+@pytest.mark.parametrize("by", ["torch", "c"])
+@pytest.mark.parametrize("name", CHECKPOINTS)
+def test_greedy_tokens_are_those_of_transformers(
+    checkpoint: Callable[[str], Pair], name: str, by: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, theirs = checkpoint(name)
+    ours = load(folder, by, monkeypatch)
+    prompts = make_prompts(7, 40)
+    expected = [greedy(theirs, prompt, 3 * WINDOW) for prompt in prompts]
+    rows = [
+        torch.cat((prompt, torch.tensor(tokens)))
+        for prompt, tokens in zip(prompts, expected, strict=True)
+    ]
+    steps = Steps(ours, rows)
+    found = [[int(logits[-1].argmax())] for logits in steps.run({0: 7, 1: 40})]
+    for _ in range(3 * WINDOW - 1):
+        for tokens, logits in zip(found, steps.run({0: 1, 1: 1}), strict=True):
+            tokens.append(int(logits[-1].argmax()))
+    assert found == expected
+
+
+def greedy(theirs: PreTrainedModel, prompt: Tensor, count: int) -> list[int]:
+    ids = prompt[None]
+    out = theirs.generate(
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, do_sample=False,
+        eos_token_id=None, pad_token_id=0,
+    )  # fmt: skip
+    tokens: list[int] = out[0, len(prompt) :].tolist()
+    return tokens

@@ -1,0 +1,33 @@
+"""One layer's attention in one step, as every implementation takes it."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from kernels.attention.kind import AttentionKind
+from worker_svc.attention.batch import AttentionBatch
+from worker_svc.attention.kv_cache import LayerKv
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionCall:
+    """Queries of T tokens over the cache of a layer; a sequence's last query sees its last key.
+
+    A captured graph repeats it with other values of lengths and tables.
+    """
+
+    q: Tensor  # [T, H, D], normed and rotated
+    kv: LayerKv
+    batch: AttentionBatch
+    kind: AttentionKind
+    # [T, Hkv, D] and [T, Hkv, Dv], to be stored before; None: the cache has them already.
+    k: Tensor | None = None
+    v: Tensor | None = None
+    sinks: Tensor | None = None  # [H], where the kind has them
+    out: Tensor | None = None  # where the result goes; None: into a new tensor
+
+    def part(self, first: int, end: int, batch: AttentionBatch, out: Tensor) -> "AttentionCall":
+        """The attention of consecutive tokens alone, whose keys are in the cache."""
+        return AttentionCall(
+            self.q[first:end], self.kv, batch, self.kind, sinks=self.sinks, out=out[first:end]
+        )

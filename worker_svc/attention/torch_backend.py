@@ -1,0 +1,104 @@
+"""Attention by operations of torch: of any kind, on any device, with waits for the host."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kernels import reference
+from kernels.attention.kind import AttentionKind
+from kernels.reference import AttentionPlan
+from worker_svc.attention.batch import AttentionBatch, HeadLayout
+from worker_svc.attention.call import AttentionCall
+from worker_svc.attention.kv_cache import KVCache
+from worker_svc.attention.rope_tables import RopeTables
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """The step's share of the attention of all layers of a kind."""
+
+    plan: AttentionPlan
+    slots: Tensor  # [N] of the tokens that are stored
+    kept: Tensor | None  # [T] bool: these tokens; None: all
+
+
+class TorchAttention:
+    """Stores and attends in one step, whose lengths it reads once for each kind of layer."""
+
+    name = "torch"
+
+    def __init__(self) -> None:
+        self._parts: dict[AttentionKind, _Part] = {}
+
+    def attend(self, call: AttentionCall) -> Tensor:
+        """The call's attention [T, H, Dv]; all calls of one kind bring the same batch."""
+        part = self._parts.get(call.kind)
+        if part is None:
+            part = self._parts[call.kind] = _part_of(call)
+        if call.k is not None and call.v is not None:
+            _store(call, call.k, call.v, part)
+        kv = call.kv
+        return reference.attend(call.q, kv.rows, part.plan, call.kind, kv.scales, call.sinks)
+
+
+def _part_of(call: AttentionCall) -> _Part:
+    batch = call.batch
+    kept = batch.slot_mapping >= 0
+    plan = AttentionPlan.build(
+        batch.block_tables, batch.context_lens, batch.cu_seqlens_q, call.kv.block_size,
+        call.q.dtype, call.kind,
+    )  # fmt: skip
+    if bool(kept.all()):
+        return _Part(plan, batch.slot_mapping, None)
+    return _Part(plan, batch.slot_mapping[kept], kept)
+
+
+def _store(call: AttentionCall, k: Tensor, v: Tensor, part: _Part) -> None:
+    if part.kept is not None:
+        k, v = k[part.kept], v[part.kept]
+    kv = call.kv
+    _, _, k_inverse, v_inverse = (None,) * 4 if kv.scales is None else kv.scales
+    k = k if kv.key_offsets is None else k.float() - kv.key_offsets
+    reference.store(k, kv.k_rows, part.slots, k_inverse)
+    reference.store(v, kv.v_rows, part.slots, v_inverse)
+
+
+class AttentionStep:
+    """One step's attention, called once a layer with its projections."""
+
+    def __init__(
+        self,
+        heads: HeadLayout,
+        kinds: Sequence[AttentionKind],
+        batch: AttentionBatch,
+        positions: Tensor,
+        ropes: RopeTables,
+        kv_cache: KVCache,
+        dtype: torch.dtype,
+    ) -> None:
+        """Of projections of this type; the cache may have another. `kinds` are those of layers."""
+        self._heads = heads
+        self._kinds = kinds
+        self._batch = batch
+        self._kv_cache = kv_cache
+        self._rotations = [reference.rotary_rows(each, positions, dtype) for each in ropes.tables]
+        self._rotation_of = ropes.of_layer
+        self._attention = TorchAttention()
+
+    def __call__(self, qkv: Tensor, qk_norm: Tensor | None, eps: float, layer: int) -> Tensor:
+        """Norms, rotates, stores and attends: [T, (H + 2 Hkv) D] -> [T, H D].
+
+        qk_norm [H + Hkv, D] is the norm weight of each head of q and k, for models that have one.
+        """
+        heads = self._heads
+        qkv = qkv.view(-1, heads.num_heads + 2 * heads.num_kv_heads, heads.head_dim)
+        qk, v = qkv.tensor_split((heads.num_heads + heads.num_kv_heads,), dim=1)
+        if qk_norm is not None:
+            qk = reference.rms_norm(qk, qk_norm, eps)
+        cos, sin = self._rotations[self._rotation_of[layer]]
+        q, k = reference.rotate(qk, cos, sin).tensor_split((heads.num_heads,), dim=1)
+        kv = self._kv_cache.of_layer(layer)
+        call = AttentionCall(q, kv, self._batch, self._kinds[layer], k, v)
+        return self._attention.attend(call).flatten(1)
