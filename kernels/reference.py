@@ -30,7 +30,12 @@ MAX_FREE_PADDING = 256
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """RMS norm over the last dimension, in float32; the weight is applied after the cast."""
+    """RMS norm over the last dimension, in float32; the weight is applied after the cast.
+
+    A weight of float32 is applied before it.
+    """
+    if weight.dtype != x.dtype:
+        return rms_norm(x.float(), weight, eps).to(x.dtype)
     size = x.shape[-1]
     # Concatenated with -x, x has mean 0 and its layer norm is the RMS norm: four operations instead
     # of eight, and small operations dominate a decode step on CPU.
@@ -61,6 +66,12 @@ def silu_and_mul(x: Tensor) -> Tensor:
     """silu(first half of the last dimension) * second half."""
     gate, up = x.chunk(2, dim=-1)
     return F.silu(gate).mul_(up)
+
+
+def gelu_and_mul(x: Tensor) -> Tensor:
+    """gelu(first half of the last dimension), approximated by tanh, * second half."""
+    gate, up = x.chunk(2, dim=-1)
+    return F.gelu(gate, approximate="tanh").mul_(up)
 
 
 def rotary_rows(cos_sin: Tensor, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

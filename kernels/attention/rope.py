@@ -64,8 +64,10 @@ def norm_rope_write_kv(
     if (q_weight is None) != (k_weight is None):
         raise ValueError("q_weight and k_weight come together")
     for weight in (q_weight, k_weight):
-        if weight is not None and (weight.shape != (head_dim,) or weight.dtype != qkv.dtype):
-            raise ValueError(f"norm weights must be [{head_dim}] of {qkv.dtype}")
+        if weight is None:
+            continue
+        if weight.shape != (head_dim,) or weight.dtype not in (qkv.dtype, torch.float32):
+            raise ValueError(f"norm weights must be [{head_dim}] of {qkv.dtype} or float32")
 
     if rms_of is not None and (len(rms_of) != num_tokens or not rms_of.is_contiguous()):
         raise ValueError(f"rms_of must be contiguous [{num_tokens}, N], got {tuple(rms_of.shape)}")
@@ -172,8 +174,8 @@ def _norm_rope_write_kv_kernel(
             head_factor = tl.rsqrt(square / D + eps)[:, None]
             w1 = tl.load(weight_ptr + half)[None, :]
             w2 = tl.load(weight_ptr + HALF + half)[None, :]
-            f1 = ((f1 * head_factor).to(dtype) * w1).to(tl.float32)
-            f2 = ((f2 * head_factor).to(dtype) * w2).to(tl.float32)
+            f1 = ((f1 * head_factor).to(w1.dtype) * w1).to(tl.float32)
+            f2 = ((f2 * head_factor).to(w2.dtype) * w2).to(tl.float32)
         f1, f2 = f1 * cos - f2 * sin, f2 * cos + f1 * sin
     x1 = f1.to(dtype)
     x2 = f2.to(dtype)

@@ -67,12 +67,20 @@ void silu_and_mul(const scalar *x, scalar *out, long rows, long size, int thread
     silu_and_mul_part(x, out, &none, rows, size, this_thread());
 }
 
+void gelu_and_mul(const scalar *x, scalar *out, long rows, long size, int threads) {
+    prepared none = {0};
+#pragma omp parallel num_threads(threads) if (rows * size > WORTH_THREADS)
+    gelu_and_mul_part(x, out, &none, rows, size, this_thread());
+}
+
 /* Weights from one layer's attention to the next layer's: output projection, MLP, next QKV. */
 typedef struct {
     gemm o, gate_up, down, next_qkv; /* next_qkv has no weight after the last layer */
     const scalar *post_norm, *next_norm;
+    const scalar *attention_output_norm, *mlp_output_norm; /* NULL: outputs are added as they are */
     long hidden, inner;
     float eps;
+    int gelu; /* 0: the gate's activation is SiLU */
 } block;
 
 typedef struct {
@@ -101,15 +109,26 @@ void decoder_block(const block *b, const stream *s, int threads) {
         }
         linear_part(&o, s->attended, s->added, NULL, rows, me);
 #pragma omp barrier
+        if (b->attention_output_norm) {
+            rms_norm_part(s->added, b->attention_output_norm, rows, b->hidden, b->eps, me);
+#pragma omp barrier
+        }
         add_rms_norm_part(s->added, s->residual, b->post_norm, s->hidden, &gate_up, rows,
                           b->hidden, b->eps, me);
 #pragma omp barrier
         linear_part(&gate_up, s->hidden, s->gate_up, NULL, rows, me);
 #pragma omp barrier
-        silu_and_mul_part(s->gate_up, s->inner, &down, rows, b->inner, me);
+        if (b->gelu)
+            gelu_and_mul_part(s->gate_up, s->inner, &down, rows, b->inner, me);
+        else
+            silu_and_mul_part(s->gate_up, s->inner, &down, rows, b->inner, me);
 #pragma omp barrier
         linear_part(&down, s->inner, s->added, NULL, rows, me);
 #pragma omp barrier
+        if (b->mlp_output_norm) {
+            rms_norm_part(s->added, b->mlp_output_norm, rows, b->hidden, b->eps, me);
+#pragma omp barrier
+        }
         add_rms_norm_part(s->added, s->residual, b->next_norm, s->hidden, &qkv, rows, b->hidden,
                           b->eps, me);
         if (qkv.p) {

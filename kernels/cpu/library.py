@@ -84,9 +84,12 @@ class BlockArguments(ctypes.Structure):
         ("next_qkv", GemmArguments),
         ("post_norm", c_void_p),
         ("next_norm", c_void_p),
+        ("attention_output_norm", c_void_p),
+        ("mlp_output_norm", c_void_p),
         ("hidden", c_long),
         ("inner", c_long),
         ("eps", c_float),
+        ("gelu", c_int),
     )
 
 
@@ -172,6 +175,7 @@ class Library:
             library.add_rms_norm, *[pointer] * 4, c_long, c_long, c_float, c_int
         )
         self._silu_and_mul = _declare(library.silu_and_mul, pointer, pointer, c_long, c_long, c_int)
+        self._gelu_and_mul = _declare(library.gelu_and_mul, pointer, pointer, c_long, c_long, c_int)
         self._attend = _declare(
             ctypes.CDLL(str(attention)).attend, POINTER(AttentionArguments), *[pointer] * 6, c_int
         )
@@ -264,6 +268,13 @@ class Library:
         self._check(x)
         out = x.new_empty((len(x), x.shape[1] // 2))
         self._silu_and_mul(x.data_ptr(), out.data_ptr(), *out.shape, self._threads)
+        return out
+
+    def gelu_and_mul(self, x: Tensor) -> Tensor:
+        """gelu(x[:, :I]) * x[:, I:], approximated by tanh: [T, 2 I] -> [T, I]."""
+        self._check(x)
+        out = x.new_empty((len(x), x.shape[1] // 2))
+        self._gelu_and_mul(x.data_ptr(), out.data_ptr(), *out.shape, self._threads)
         return out
 
     def attend(

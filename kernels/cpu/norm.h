@@ -37,9 +37,27 @@ static void add_rms_norm_part(const scalar *x, scalar *residual, const scalar *w
     }
 }
 
+/* x = its norm */
+static void rms_norm_part(scalar *x, const scalar *weight, long rows, long size, float eps, team me) {
+    range mine = share_of(rows, me);
+    for (long row = mine.begin; row < mine.end; row++) {
+        scalar *to = x + row * size;
+        float scale = inverse_rms(to, size, eps);
+        for (long i = 0; i < size; i += LANES) {
+            vec weights = load_some(weight + i, size - i);
+            store_some(to + i, normed(load_some(to + i, size - i), weights, scale), size - i);
+        }
+    }
+}
+
+/* The number whose sigmoid an activation multiplies its input by; GELU is approximated by tanh. */
+INLINED vec steepness(vec gate, bool gelu) {
+    return gelu ? gate * (gate * gate * 0.044715f + 1.0f) * 1.5957691216057308f : gate;
+}
+
 /* x [rows, 2 size] -> out [rows, size], prepared for the GEMM that reads it. */
-static void silu_and_mul_part(const scalar *x, scalar *out, const prepared *reader, long rows,
-                              long size, team me) {
+INLINED void act_and_mul_part(const scalar *x, scalar *out, const prepared *reader, long rows,
+                              long size, const bool gelu, team me) {
     long parts = ceil_div(size, LARGEST_GROUP);
     range mine = share_of(rows * parts, me);
     for (long at = mine.begin; at < mine.end; at++) {
@@ -47,11 +65,22 @@ static void silu_and_mul_part(const scalar *x, scalar *out, const prepared *read
         long end = least(begin + LARGEST_GROUP, size);
         for (long i = begin; i < end; i += LANES) {
             const scalar *gate = x + row * 2 * size + i;
-            vec g = load_some(gate, size - i), silu = rounded(g / (exponential(-g) + 1.0f));
-            store_some(out + row * size + i, silu * load_some(gate + size, size - i), size - i);
+            vec g = load_some(gate, size - i);
+            vec acted = rounded(g / (exponential(-steepness(g, gelu)) + 1.0f));
+            store_some(out + row * size + i, acted * load_some(gate + size, size - i), size - i);
         }
         prepare(out, reader, row, begin, end);
     }
+}
+
+static void silu_and_mul_part(const scalar *x, scalar *out, const prepared *reader, long rows,
+                              long size, team me) {
+    act_and_mul_part(x, out, reader, rows, size, false, me);
+}
+
+static void gelu_and_mul_part(const scalar *x, scalar *out, const prepared *reader, long rows,
+                              long size, team me) {
+    act_and_mul_part(x, out, reader, rows, size, true, me);
 }
 
 #endif

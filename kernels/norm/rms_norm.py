@@ -4,7 +4,8 @@
     x [T, N], weight [N]                    ->  normed [T, N]
     x [T, N], residual [T, N], weight [N]   ->  normed [T, N], x + residual [T, N]
 
-Statistics and the sum are float32; the norm is of the sum before rounding.
+Statistics and the sum are float32; the norm is of the sum before rounding. The weight is of the
+type of x, or float32.
 """
 
 import torch
@@ -47,8 +48,10 @@ def _launch(
     total: torch.Tensor | None,
 ) -> None:
     num_rows, width = x.shape
-    if weight.shape != (width,) or weight.dtype != x.dtype or not weight.is_contiguous():
-        raise ValueError(f"weight must be contiguous [{width}] of {x.dtype}")
+    if weight.shape != (width,) or not weight.is_contiguous():
+        raise ValueError(f"weight must be contiguous [{width}], got {tuple(weight.shape)}")
+    if weight.dtype not in (x.dtype, torch.float32):
+        raise ValueError(f"weight must be of {x.dtype} or float32, got {weight.dtype}")
     if x.stride(1) != 1:
         raise ValueError("rows of x must be contiguous")
     if width > _MAX_WIDTH:
@@ -95,8 +98,8 @@ def _rms_norm_kernel(
         x += tl.load(residual_ptr + row * N + i, mask=inside, other=0.0).to(tl.float32)
         tl.store(total_ptr + row * N + i, x.to(total_ptr.dtype.element_ty), mask=inside)
     normed = x * tl.rsqrt(tl.sum(x * x, 0) / N + eps)
-    normed = normed.to(out_ptr.dtype.element_ty) * weight
-    tl.store(out_ptr + row * N + i, normed, mask=inside)
+    normed = normed.to(weight.dtype) * weight  # rounded before, unless the weight is float32
+    tl.store(out_ptr + row * N + i, normed.to(out_ptr.dtype.element_ty), mask=inside)
 
 
 @triton.jit

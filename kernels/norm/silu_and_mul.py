@@ -1,7 +1,7 @@
 # mypy: disable-error-code="untyped-decorator"
 """Gated activation of the MLP.
 
-    x [T, 2I]  ->  silu(x[:, :I]) * x[:, I:]  [T, I]
+    x [T, 2I]  ->  silu(x[:, :I]) * x[:, I:]  [T, I], or with gelu (by tanh) in place of silu
 
 With rms_of [T, N], each row of x is first divided by the RMS of that row of rms_of: an RMS norm
 with its weight folded into the preceding GEMM's.
@@ -21,9 +21,9 @@ _WIDE_BLOCK = 2048
 
 
 def silu_and_mul(
-    x: torch.Tensor, rms_of: torch.Tensor | None = None, eps: float = 0.0
+    x: torch.Tensor, rms_of: torch.Tensor | None = None, eps: float = 0.0, gelu: bool = False
 ) -> torch.Tensor:
-    """Multiplies the second half of each row by the SiLU of the first, in float32."""
+    """Multiplies the second half of each row by the SiLU or GELU of the first, in float32."""
     num_rows, width = x.shape
     if width % 2 or x.stride(1) != 1:
         raise ValueError(f"want contiguous rows of even width, got {tuple(x.shape)}")
@@ -39,6 +39,7 @@ def silu_and_mul(
         eps,
         I=width // 2,
         N=0 if rms_of is None else rms_of.shape[1],
+        GELU=gelu,
         BLOCK=block,
         STEP=FACTOR_STEP,
         PDL=has_pdl(x),
@@ -56,6 +57,7 @@ def _silu_and_mul_kernel(
     eps: tl.tensor,
     I: tl.constexpr,  # noqa: E741
     N: tl.constexpr,  # 0: rows are not divided
+    GELU: tl.constexpr,
     BLOCK: tl.constexpr,
     STEP: tl.constexpr,
     PDL: tl.constexpr,
@@ -72,5 +74,9 @@ def _silu_and_mul_kernel(
         factor = rms_factor(rms_ptr + row * N, eps, N, STEP)
         gate *= factor
         up *= factor
-    out = gate / (1.0 + tl.exp(-gate)) * up
+    steepness = gate
+    if GELU:  # gelu by tanh is a SiLU whose sigmoid has another argument: 2 u in place of x
+        steepness = 1.5957691216057308 * gate * (1.0 + 0.044715 * gate * gate)
+        steepness = tl.maximum(steepness, -80.0)  # beyond it is 0, and the exponential overflows
+    out = gate / (1.0 + tl.exp(-steepness)) * up
     tl.store(out_ptr + row * I + i, out.to(out_ptr.dtype.element_ty), mask=inside)

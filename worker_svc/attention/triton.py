@@ -66,6 +66,8 @@ class TritonAttention:
             return None
         if not kind.is_plain or not decode_float8_rows.pays(len(qkv), kv.k.shape[2]):
             return None
+        if rotary.qk_norms is not None and rotary.qk_norms[0].dtype != qkv.dtype:
+            return None
         kernels = decode_float8_rows.kernels_for(
             qkv, kv.k, rotary.qk_norms is not None, len(rotary.cos_sin),
             kernel_cache() / "cluster",

@@ -29,6 +29,7 @@ from worker_svc.attention.rope_tables import RopeTables
 from worker_svc.models.cpu_weights import ROWS_AT_ONCE
 from worker_svc.models.layers import MLP, Attention, RMSNorm
 from worker_svc.models.linear import Linear
+from worker_svc.models.spec import Activation
 from worker_svc.models.stored.weight_files import WeightError
 from worker_svc.quantization.online import Rounding
 
@@ -79,6 +80,8 @@ class CompiledLayer:
     post_norm: Tensor  # [hidden]
     gate_up: PackedLinear
     down: PackedLinear
+    output_norms: tuple[Tensor, Tensor] | None  # [hidden] of attention, and of the MLP
+    activation: Activation
 
     @classmethod
     def of(
@@ -89,6 +92,7 @@ class CompiledLayer:
         attention: Attention,
         post_norm: RMSNorm,
         mlp: MLP,
+        output_norms: tuple[RMSNorm, RMSNorm] | None,
     ) -> "CompiledLayer":
         qkv, o = (packed(library, linear) for linear in attention.linears)
         gate_up, down = (packed(library, linear) for linear in mlp.linears)
@@ -97,7 +101,18 @@ class CompiledLayer:
             q_norm, k_norm = attention.qk_norms
             rows = [q_norm] * heads.num_heads + [k_norm] * heads.num_kv_heads
             qk_norm = torch.stack(rows)
-        return cls(input_norm.weight, qkv, qk_norm, o, post_norm.weight, gate_up, down)
+        norms = None if output_norms is None else (output_norms[0].weight, output_norms[1].weight)
+        return cls(
+            input_norm.weight, qkv, qk_norm, o, post_norm.weight, gate_up, down, norms,
+            mlp.activation,
+        )  # fmt: skip
+
+    @property
+    def output_norm_addresses(self) -> tuple[int | None, int | None]:
+        """Where the weights of the output norms are; None: it has none."""
+        if self.output_norms is None:
+            return None, None
+        return self.output_norms[0].data_ptr(), self.output_norms[1].data_ptr()
 
 
 class CompiledDecoder:
@@ -144,9 +159,12 @@ class CompiledDecoder:
                 next_qkv=next_qkv,
                 post_norm=layer.post_norm.data_ptr(),
                 next_norm=next_norm.data_ptr(),
+                attention_output_norm=layer.output_norm_addresses[0],
+                mlp_output_norm=layer.output_norm_addresses[1],
                 hidden=len(final_norm),
                 inner=layer.gate_up.num_outputs // 2,
                 eps=eps,
+                gelu=layer.activation is Activation.GELU_TANH,
             )
             for layer, next_norm, next_qkv in zip(layers, next_norms, next_qkvs, strict=True)
         ]

@@ -37,32 +37,62 @@ logger = logging.getLogger(__name__)
 
 
 class DecoderLayer:
-    """Attention and MLP, each with a norm before it and a residual connection around it."""
+    """Attention and MLP, each with a norm before it and a residual connection around it.
+
+    There may be a norm after each, too.
+    """
 
     def __init__(
         self, model: ModelSpec, spec: LayerSpec, dtype: torch.dtype, device: torch.device
     ) -> None:
-        self.input_norm = RMSNorm(model.hidden_size, model.rms_norm_eps, dtype, device)
-        self.attention = Attention(model.hidden_size, spec.mixer, model.rms_norm_eps, dtype, device)
-        self.post_norm = RMSNorm(model.hidden_size, model.rms_norm_eps, dtype, device)
-        self.mlp = MLP(model.hidden_size, spec.feed, dtype, device)
+        size, eps, offset = model.hidden_size, model.rms_norm_eps, model.norm_offset
+        self.input_norm = RMSNorm(size, eps, dtype, device, offset)
+        self.attention = Attention(size, spec.mixer, eps, dtype, device, offset)
+        self.post_norm = RMSNorm(size, eps, dtype, device, offset)
+        self.mlp = MLP(size, spec.feed, dtype, device)
+        self.output_norms: tuple[RMSNorm, RMSNorm] | None = None  # of attention, and of the MLP
+        if spec.norms_outputs:
+            norms = (RMSNorm(size, eps, dtype, device, offset) for _ in range(2))
+            self.output_norms = next(norms), next(norms)
+
+    @property
+    def _norms(self) -> tuple[RMSNorm, ...]:
+        return self.input_norm, self.post_norm, *(self.output_norms or ())
 
     def destinations(self, prefix: str, names: TensorNames) -> Destinations:
         yield from self.input_norm.destinations(f"{prefix}.{names.input_norm}")
         yield from self.attention.destinations(f"{prefix}.{names.attention}")
         yield from self.post_norm.destinations(f"{prefix}.{names.post_norm}")
         yield from self.mlp.destinations(f"{prefix}.{names.mlp}")
+        if self.output_norms is not None:
+            of_attention, of_mlp = self.output_norms
+            yield from of_attention.destinations(f"{prefix}.{names.attention_output_norm}")
+            yield from of_mlp.destinations(f"{prefix}.{names.mlp_output_norm}")
 
     def drop_output_biases(self) -> None:
         self.attention.drop_output_bias()
         self.mlp.drop_output_bias()
 
+    def add_norm_offsets(self) -> None:
+        """Once, when all weights are filled, before anything reads them."""
+        self.attention.add_norm_offset()
+        for norm in self._norms:
+            norm.add_offset()
+
     def pack(self, dtype: torch.dtype) -> None:
         """Once, when all weights are filled; for activations of this type."""
-        self.input_norm.pack(dtype)
         self.attention.pack(dtype)
-        self.post_norm.pack(dtype)
+        for norm in self._norms:
+            norm.pack(dtype)
         self.mlp.pack()
+
+    def attended(self, hidden: Tensor) -> Tensor:
+        """What is added to the residual, of the attention's output."""
+        return hidden if self.output_norms is None else self.output_norms[0](hidden)
+
+    def fed(self, hidden: Tensor) -> Tensor:
+        """What is added to the residual, of the MLP's output."""
+        return hidden if self.output_norms is None else self.output_norms[1](hidden)
 
 
 class Decoder:
@@ -94,7 +124,9 @@ class Decoder:
         self._ropes = rope_tables(spec.ropes, of_layers, heads.head_dim, max_model_len, device)
         self._table = self._head = _per_token(spec, dtype, device)  # [V, hidden]
         self._layers = [DecoderLayer(spec, layer, dtype, device) for layer in spec.layers]
-        self._final_norm = RMSNorm(spec.hidden_size, spec.rms_norm_eps, dtype, device)
+        self._final_norm = RMSNorm(
+            spec.hidden_size, spec.rms_norm_eps, dtype, device, spec.norm_offset
+        )
         if not spec.tie_word_embeddings:
             self._head = _per_token(spec, dtype, device)
         # `pack` selects the implementation of the layers: Triton kernels on CUDA, C kernels on CPU,
@@ -117,8 +149,11 @@ class Decoder:
         if self.group.rank > 0:
             for layer in self._layers:
                 layer.drop_output_biases()
+        for layer in self._layers:
+            layer.add_norm_offsets()
+        self._final_norm.add_offset()
         # The C kernels run from norm to norm in one call, which leaves no place for an all-reduce.
-        can_be_compiled = compiled.supports(self.heads, self.kinds)
+        can_be_compiled = compiled.supports(self.heads, self.kinds) and self._has_c_norms
         if self.device.type == "cpu" and self.group.size == 1 and can_be_compiled:
             cpu_library = library.load(self.dtype, kv_dtype=self.kv_dtype)
             if cpu_library is not None:
@@ -131,6 +166,11 @@ class Decoder:
         # On the meta device nothing runs; precompilation uses it to find the kernels for CUDA.
         if self.device.type in ("cuda", "meta") and fuses(self.heads.head_dim):
             self.fused = self._fuse()
+
+    @property
+    def _has_c_norms(self) -> bool:
+        """True unless norms have weights of another type than the C kernels would read."""
+        return not self.spec.norm_offset or self.dtype == torch.float32
 
     @property
     def stack(self) -> LayerStack | None:
@@ -209,18 +249,22 @@ class Decoder:
         next_norms = [layer.input_norm for layer in self._layers[1:]] + [self._final_norm]
         for index, (layer, next_norm) in enumerate(zip(self._layers, next_norms, strict=True)):
             hidden = self.group.all_reduce(layer.attention(hidden, step, index))
-            hidden, residual = layer.post_norm.add(hidden, residual)
+            hidden, residual = layer.post_norm.add(layer.attended(hidden), residual)
             hidden = self.group.all_reduce(layer.mlp(hidden))
-            hidden, residual = next_norm.add(hidden, residual)
+            hidden, residual = next_norm.add(layer.fed(hidden), residual)
         return hidden
 
     @torch.inference_mode()
     def vocab_part(self, hidden: Tensor) -> VocabPart:
         """Hidden states [R, hidden] -> logits of this rank's part of the vocabulary."""
         if self._compiled is not None:
-            return VocabPart(self._compiled.logits(hidden))
+            return VocabPart(self._capped(self._compiled.logits(hidden)))
         head = self._head if self.fused is None else self.fused.head
-        return VocabPart(head(hidden), self.sharding.first_token, self.group)
+        return VocabPart(self._capped(head(hidden)), self.sharding.first_token, self.group)
+
+    def _capped(self, logits: Tensor) -> Tensor:
+        cap = self.spec.logit_softcap
+        return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Hidden states [R, hidden] -> float32 [R, vocab]; every rank must call it (collective)."""
@@ -229,8 +273,12 @@ class Decoder:
     def _embed(self) -> Embedding | IntegerEmbedding:
         grouped = self._table.grouped
         if grouped is None or self.device.type != "cpu" or self.group.size > 1:
-            return Embedding(self._table.weight, self.sharding.first_token, self.group)
-        return IntegerEmbedding(grouped, self.dtype)
+            return self._float_embedding()
+        return IntegerEmbedding(grouped, self.dtype, self.spec.embedding_scale)
+
+    def _float_embedding(self) -> Embedding:
+        first_token, scale = self.sharding.first_token, self.spec.embedding_scale
+        return Embedding(self._table.weight, first_token, self.group, scale)
 
     def _compile(self, cpu_library: Library) -> CompiledDecoder:
         layers = []
@@ -244,6 +292,7 @@ class Decoder:
                     layer.attention,
                     layer.post_norm,
                     layer.mlp,
+                    layer.output_norms,
                 )
             )
         return CompiledDecoder(
@@ -269,11 +318,12 @@ class Decoder:
                 layer.attention,
                 layer.post_norm,
                 layer.mlp,
+                layer.output_norms,
             )
             for index, layer in enumerate(self._layers)
         ]
         return fused.FusedDecoder(
-            Embedding(self._table.weight, self.sharding.first_token, self.group),
+            self._float_embedding(),
             layers,
             self._final_norm.weight,
             self._head.weight,

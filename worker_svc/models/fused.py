@@ -16,6 +16,7 @@ from kernels.attention.rope import norm_rope_write_kv
 from kernels.comm.all_reduce import TableRows, all_reduce
 from kernels.gemm.cublas_lt import GemmKind
 from kernels.norm.rms_norm import add_rms_norm, rms_norm
+from kernels.norm.silu_and_mul import silu_and_mul
 from worker_svc.attention.backend import AttentionChoice, LayerChoices
 from worker_svc.attention.batch import AttentionBatch, HeadLayout, LastTokens
 from worker_svc.attention.call import AttentionCall
@@ -34,6 +35,7 @@ from worker_svc.models.fused_gemms import (
 from worker_svc.models.gemm_choices import Choices
 from worker_svc.models.layer_stack import TileHeads
 from worker_svc.models.layers import MLP, Attention, RMSNorm
+from worker_svc.models.spec import Activation
 from worker_svc.models.stored.narrow_gemms import (
     NarrowLinear,
     NormedNarrowLinear,
@@ -62,6 +64,8 @@ class FusedLayer:
     o: Gemm
     gate_up: NormedGemm
     down: Gemm
+    output_norms: tuple[Tensor, Tensor] | None  # [hidden] of attention, and of the MLP
+    activation: Activation
 
     @classmethod
     def of(
@@ -72,6 +76,7 @@ class FusedLayer:
         attention: Attention,
         post_norm: RMSNorm,
         mlp: MLP,
+        output_norms: tuple[RMSNorm, RMSNorm] | None,
     ) -> "FusedLayer":
         (qkv, o), (gate_up, down) = attention.linears, mlp.linears
         return cls(
@@ -82,7 +87,21 @@ class FusedLayer:
             gemm_of(o),
             normed_gemm_of(post_norm, gate_up),
             gemm_of(down),
+            None if output_norms is None else (output_norms[0].weight, output_norms[1].weight),
+            mlp.activation,
         )
+
+    @property
+    def is_usual(self) -> bool:
+        """True if outputs are added as they are, and the gate's activation is SiLU."""
+        return self.output_norms is None and self.activation is Activation.SILU
+
+    def gated(self, hidden: Hidden, eps: float) -> Tensor:
+        """act(gate) * up of the normed residual: [T, I]."""
+        if self.activation is Activation.SILU:
+            return self.gate_up.gated(hidden, eps)
+        y, rms_of = self.gate_up(hidden, eps)
+        return silu_and_mul(y, rms_of, eps, gelu=True)
 
     @property
     def has_bias(self) -> bool:
@@ -166,6 +185,11 @@ class FusedDecoder:
     def kinds(self) -> tuple[AttentionKind, ...]:
         """The different ways in which layers attend."""
         return tuple(dict.fromkeys(layer.kind for layer in self._layers))
+
+    @property
+    def is_usual(self) -> bool:
+        """Whether no layer does more than attention and an MLP with SiLU."""
+        return all(layer.is_usual for layer in self._layers)
 
     @property
     def has_plain_weights(self) -> bool:
@@ -327,9 +351,11 @@ class FusedDecoder:
     def _close(self, index: int, hidden: Hidden, attended: Tensor) -> Hidden:
         """A layer from what it attended to, [T, H, D], on."""
         layer = self._layers[index]
-        hidden = self._add(layer.o, attended.flatten(1), hidden, Slot.ATTENTION, layer.gate_up)
-        inner = layer.gate_up.gated(hidden, self._eps)  # [T, I]
-        return self._add(layer.down, inner, hidden, Slot.MLP, self._behind(index))
+        of_attention, of_mlp = layer.output_norms or (None, None)
+        x, reader = attended.flatten(1), layer.gate_up
+        hidden = self._add(layer.o, x, hidden, Slot.ATTENTION, reader, of_attention)
+        inner = layer.gated(hidden, self._eps)  # [T, I]
+        return self._add(layer.down, inner, hidden, Slot.MLP, self._behind(index), of_mlp)
 
     def shortened(self, num_layers: int) -> "FusedDecoder":
         """A decoder of the first layers, for rehearsals: same kernels, meaningless output."""
@@ -345,7 +371,7 @@ class FusedDecoder:
     def _embed(self, token_ids: Tensor) -> Hidden:
         table = self._embedding.table
         num_bytes = len(token_ids) * table.shape[1] * table.element_size()
-        inboxes = self._group.inboxes_for(num_bytes)
+        inboxes = self._group.inboxes_for(num_bytes) if self._embedding.scale == 1.0 else None
         if inboxes is None:
             return Hidden(self._embedding(token_ids))
         rows = TableRows(table, token_ids, self._embedding.first_token)
@@ -363,23 +389,32 @@ class FusedDecoder:
         hidden: Hidden,
         slot: Slot,
         reader: NormedGemm | None,
+        output_norm: Tensor | None,
     ) -> Hidden:
         """x @ W.T, summed over the ranks, plus the residual, which may be overwritten.
 
-        Also computes the next norm where that costs nothing and `reader` does not compute it.
+        With `output_norm` [hidden] the sum is normed before. Also computes the next norm where that
+        costs nothing and `reader` does not compute it.
         """
         residual = hidden.residual
+        if output_norm is not None:
+            total = self._group.all_reduce(linear(x))
+            return self._added(rms_norm(total, output_norm, self._eps), residual, reader)
         if self._group.size == 1:
             return added(linear, x, residual, reader, self._eps)
         inboxes = self._group.inboxes_for(residual.nbytes)
-        weight = self._wanted(reader, len(residual))
         if inboxes is None:
-            total = self._group.all_reduce(linear(x))
-            if weight is None:
-                return Hidden(residual.add_(total))
-            normed, total = add_rms_norm(total, residual, weight, self._eps)
-            return Hidden(total, normed)
+            return self._added(self._group.all_reduce(linear(x)), residual, reader)
+        weight = self._wanted(reader, len(residual))
         return Hidden(*linear.summed(x, inboxes, slot, residual, weight, self._eps))
+
+    def _added(self, x: Tensor, residual: Tensor, reader: NormedGemm | None) -> Hidden:
+        """x plus the residual, which may be overwritten, and the norm that the reader wants."""
+        weight = self._wanted(reader, len(residual))
+        if weight is None:
+            return Hidden(residual.add_(x))
+        normed, total = add_rms_norm(x, residual, weight, self._eps)
+        return Hidden(total, normed)
 
     def _wanted(self, reader: NormedGemm | None, num_rows: int) -> Tensor | None:
         """The norm weight to apply after an all-reduce; None: the reader computes the norm."""

@@ -110,8 +110,8 @@ class NormedLinear:
         weight, bias = linear.weight, linear.bias
         # With a bias, or values beyond the range of float16, x must be divided before the GEMM.
         if bias is not None or weight.dtype == torch.float16:
-            return cls(weight, bias, norm.weight, is_divisible=False)
-        ones = norm.weight.new_ones(norm.weight.shape)
+            return cls(weight, bias, norm.weight.to(weight.dtype), is_divisible=False)
+        ones = weight.new_ones(norm.weight.shape)
         weight.mul_(norm.weight)
         return cls(weight, None, ones, is_divisible=True, arrived=_counters(weight, None))
 

@@ -5,7 +5,7 @@ is never trained.
 """
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
@@ -13,26 +13,48 @@ from torch import Tensor
 from kernels import reference
 from worker_svc.attention.torch_backend import AttentionStep
 from worker_svc.models.linear import Linear
-from worker_svc.models.spec import AttentionSpec, MlpSpec
+from worker_svc.models.spec import Activation, AttentionSpec, MlpSpec
 from worker_svc.models.weights import Destination
 
 # (name in the checkpoint, what its tensor fills).
 Destinations = Iterator[tuple[str, Destination]]
 
+# act(gate) * up, of gate and up side by side.
+ACTS: dict[Activation, Callable[[Tensor], Tensor]] = {
+    Activation.SILU: reference.silu_and_mul,
+    Activation.GELU_TANH: reference.gelu_and_mul,
+}
+
 
 class RMSNorm:
     """RMS norm over the hidden dimension."""
 
-    def __init__(self, size: int, eps: float, dtype: torch.dtype, device: torch.device) -> None:
-        self.weight = torch.empty(size, dtype=dtype, device=device)
+    def __init__(
+        self,
+        size: int,
+        eps: float,
+        dtype: torch.dtype,
+        device: torch.device,
+        offset: float = 0.0,
+    ) -> None:
+        """A checkpoint has the weight less `offset`; the sum of the two stays in float32."""
+        weight_dtype = torch.float32 if offset else dtype
+        self.weight = torch.empty(size, dtype=weight_dtype, device=device)
+        self._offset = offset
         self._eps = eps
 
     def destinations(self, prefix: str) -> Destinations:
         yield f"{prefix}.weight", self.weight
 
+    def add_offset(self) -> None:
+        """Once, when the weight is filled, before anything reads it."""
+        if self._offset:
+            self.weight += self._offset
+
     def pack(self, dtype: torch.dtype) -> None:
-        """Makes the weight of the type of what is normed."""
-        self.weight = self.weight.to(dtype)
+        """Makes the weight of the type of what is normed, unless it has an offset."""
+        if not self._offset:
+            self.weight = self.weight.to(dtype)
 
     def __call__(self, x: Tensor) -> Tensor:
         return reference.rms_norm(x, self.weight, self._eps)
@@ -52,12 +74,14 @@ class Attention:
         eps: float,
         dtype: torch.dtype,
         device: torch.device,
+        norm_offset: float = 0.0,
     ) -> None:
-        """`eps` is that of the norms of queries and keys."""
+        """`eps` and `norm_offset` are those of the norms of queries and keys."""
         q_size = spec.num_heads * spec.head_dim
         kv_size = spec.num_kv_heads * spec.head_dim
         self._sizes = {"q_proj": q_size, "k_proj": kv_size, "v_proj": kv_size}
         self._eps = eps
+        self._norm_offset = norm_offset
         self._qkv = Linear.empty(
             hidden,
             q_size + 2 * kv_size,
@@ -70,7 +94,9 @@ class Attention:
         self._qk_norm: Tensor | None = None
         if spec.qk_norm:
             num_heads = spec.num_heads + spec.num_kv_heads
-            self._qk_norm = torch.empty((num_heads, spec.head_dim), dtype=dtype, device=device)
+            norm_dtype = torch.float32 if norm_offset else dtype
+            shape = num_heads, spec.head_dim
+            self._qk_norm = torch.empty(shape, dtype=norm_dtype, device=device)
             q_norm, k_norm = self._qk_norm.tensor_split((spec.num_heads,))
             self._norms = q_norm, k_norm
 
@@ -96,6 +122,12 @@ class Attention:
         """Drops the bias; called on all ranks but one, since the ranks' outputs are summed."""
         self._o.bias = None
 
+    def add_norm_offset(self) -> None:
+        """Once, when all weights are filled, before anything reads them."""
+        if self._norms is not None and self._norm_offset:
+            for norm in self._norms:
+                norm[0] += self._norm_offset
+
     def pack(self, dtype: torch.dtype) -> None:
         """Once, when all weights are filled; for activations of this type."""
         self._qkv.pack()
@@ -103,7 +135,7 @@ class Attention:
         if self._norms is not None:
             for norm in self._norms:
                 norm[1:] = norm[0]
-        if self._qk_norm is not None:
+        if self._qk_norm is not None and not self._norm_offset:
             self._qk_norm = self._qk_norm.to(dtype)
 
     def __call__(self, hidden: Tensor, step: AttentionStep, layer: int) -> Tensor:
@@ -112,12 +144,14 @@ class Attention:
 
 
 class MLP:
-    """Gate and up projections as one linear layer, SiLU, down projection."""
+    """Gate and up projections as one linear layer, the gate's activation, down projection."""
 
     def __init__(
         self, hidden: int, spec: MlpSpec, dtype: torch.dtype, device: torch.device
     ) -> None:
         inner = spec.intermediate_size
+        self.activation = spec.activation
+        self._act_and_mul = ACTS[spec.activation]
         self._sizes = {"gate_proj": inner, "up_proj": inner}
         self._gate_up = Linear.empty(hidden, 2 * inner, bias=spec.bias, dtype=dtype, device=device)
         self._down = Linear.empty(inner, hidden, bias=spec.bias, dtype=dtype, device=device)
@@ -140,7 +174,7 @@ class MLP:
         self._down.pack()
 
     def __call__(self, hidden: Tensor) -> Tensor:
-        return self._down(reference.silu_and_mul(self._gate_up(hidden)))
+        return self._down(self._act_and_mul(self._gate_up(hidden)))
 
 
 def whole(prefix: str, linear: Linear) -> Destinations:

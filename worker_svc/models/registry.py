@@ -11,6 +11,8 @@ from worker_svc.models.families.family import Family
 from worker_svc.models.spec import UnsupportedModel
 
 BUILT_IN = {  # the file of each architecture in `families`
+    "Gemma2ForCausalLM": "gemma2",
+    "Gemma3ForCausalLM": "gemma3",
     "LlamaForCausalLM": "llama",
     "MistralForCausalLM": "mistral",
     "Qwen2ForCausalLM": "qwen2",

@@ -6,6 +6,7 @@ neither files nor numbers of weights.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from enum import Enum
 
 from kernels.attention.kind import AttentionKind
 from worker_svc.attention.batch import HeadLayout
@@ -43,12 +44,20 @@ class AttentionSpec:
         return HeadLayout(self.num_heads, self.num_kv_heads, self.head_dim)
 
 
+class Activation(Enum):
+    """The function of an MLP's gate; the values are those of config.json."""
+
+    SILU = "silu"
+    GELU_TANH = "gelu_pytorch_tanh"  # with its approximation by tanh
+
+
 @dataclass(frozen=True, slots=True)
 class MlpSpec:
-    """down(silu(gate(x)) * up(x)), with weights of [intermediate_size, hidden_size]."""
+    """down(act(gate(x)) * up(x)), with weights of [intermediate_size, hidden_size]."""
 
     intermediate_size: int
     bias: bool = False
+    activation: Activation = Activation.SILU
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +66,7 @@ class LayerSpec:
 
     mixer: AttentionSpec
     feed: MlpSpec
+    norms_outputs: bool = False  # True: what each of the two returns is normed before it is added
 
     @property
     def unrotated(self) -> "LayerSpec":
@@ -107,6 +117,9 @@ class TensorNames:
     attention: str = "self_attn"
     post_norm: str = "post_attention_layernorm"
     mlp: str = "mlp"
+    # In a layer that norms outputs:
+    attention_output_norm: str = "post_attention_layernorm"
+    mlp_output_norm: str = "post_feedforward_layernorm"
     divided: Mapping[str, int] = field(default_factory=lambda: DIVIDED)
 
     def __post_init__(self) -> None:
@@ -140,6 +153,9 @@ class ModelSpec:
     checkpoint_dtype: str = "float32"
     eos_token_ids: tuple[int, ...] = ()
     quantization: Quantization | None = None  # None: the weights are plain numbers
+    embedding_scale: float = 1.0  # of the rows of the table
+    norm_offset: float = 0.0  # the weights of norms are stored less this
+    logit_softcap: float | None = None  # logits become softcap * tanh(logit / softcap)
     # A window that the configuration names, and that the family does not apply to its layers: no
     # longer context is served. None: it names none.
     unsure_window: int | None = None

@@ -63,6 +63,8 @@ def _why_not(
         return "they are for one device and linear layers without biases"
     if len(fused.kinds) > 1 or not fused.kinds[0].is_plain:
         return f"they are for full attention, this is {' and '.join(map(str, fused.kinds))}"
+    if not fused.is_usual:
+        return "they add outputs without a norm, and their activation is SiLU"
     if not fused.has_plain_weights:
         return "they are for weights that are not quantized"
     return why_unsuitable(_shape(spec), LayerTiling())

@@ -64,7 +64,7 @@ int main(int argc, char **argv) {
         int32_t *table = malloc(blocks * sizeof *table), starts[2] = {0, rows}, context = rows;
         for (long i = 0; i < rows; i++) positions[i] = i, slots[i] = i + 16;
         for (long i = 0; i < blocks; i++) table[i] = i + 1;
-        attention at = {3 * a, a, b, 16, blocks, 1.0f / sqrtf(b), 1e-5f, cos_sin, positions, slots,
+        attention at = {3 * a, a, b, 16, blocks, 0, 1.0f / sqrtf(b), 1e-5f, cos_sin, positions, slots,
                         table, &context, starts, rows, 1};
         attend(&at, qkv, NULL, cache, NULL, NULL, out, 1);
         give(argv[2], out, rows * 3 * a * b, sizeof *out);

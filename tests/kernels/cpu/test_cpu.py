@@ -90,11 +90,18 @@ def test_silu_and_mul(library: Library, assert_close: Check, rows: int, size: in
     assert_close(library.silu_and_mul(x), reference.silu_and_mul(x))
 
 
-def test_silu_keeps_what_is_not_finite(library: Library) -> None:
+@pytest.mark.parametrize(("rows", "size"), [(1, 1), (3, 50), (40, 1536)])
+def test_gelu_and_mul(library: Library, assert_close: Check, rows: int, size: int) -> None:
+    x = 4 * randn(library.dtype, rows, 2 * size)
+    assert_close(library.gelu_and_mul(x), reference.gelu_and_mul(x))
+
+
+@pytest.mark.parametrize("name", ["silu_and_mul", "gelu_and_mul"])
+def test_activations_keep_what_is_not_finite(library: Library, name: str) -> None:
     x = torch.zeros(1, 32, dtype=library.dtype)
     x[0, 16:] = 1
     x[0, 3], x[0, 5], x[0, 7] = math.nan, -1e4, 1e4
-    out = library.silu_and_mul(x)[0]
+    out = getattr(library, name)(x)[0]
     assert out.isnan().nonzero().tolist() == [[3]]
     assert out[7] == x[0, 7]
     assert abs(float(out[5])) < 1e-30

@@ -98,6 +98,7 @@ def run(name: str) -> None:
             weight = at_the_end(randn(dtype, size, seed=2))
             library.add_rms_norm_(at_the_end(x), at_the_end(residual), weight, 1e-5)
             library.silu_and_mul(at_the_end(randn(dtype, 3, 2 * size)))
+            library.gelu_and_mul(at_the_end(randn(dtype, 3, 2 * size)))
 
 
 def run_in_forks(names: list[str]) -> None:

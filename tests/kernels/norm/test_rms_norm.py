@@ -24,6 +24,18 @@ def test_rows_are_normed_and_inputs_kept(shape, dtype, device, assert_close):
     assert torch.equal(residual, residual_before)
 
 
+def test_a_weight_of_float32_is_applied_before_rows_are_rounded(device):
+    x = torch.randn(3, 100, device=device).half()
+    weight = 1 + torch.rand(100, device=device) * 2**-12  # no number of float16
+    expected = reference.rms_norm(x, weight, 1e-5)
+    assert expected.dtype == torch.float16
+    assert torch.equal(expected, reference.rms_norm(x.float(), weight, 1e-5).half())
+    for normed in (rms_norm(x, weight, 1e-5), add_rms_norm(x, 0 * x, weight, 1e-5)[0]):
+        assert normed.dtype == torch.float16
+        assert (normed - expected).abs().max() <= 2**-9  # a bit of the largest
+        assert (normed == expected).float().mean() > 0.98
+
+
 def test_rows_may_be_a_slice_of_wider_ones(device, assert_close):
     wide = torch.randn(4, 300, device=device)
     weight = torch.randn(100, device=device)
@@ -40,6 +52,8 @@ def test_wrong_arguments_are_refused_by_name(device):
     x, weight = torch.randn(2, 64, device=device), torch.ones(64, device=device)
     with pytest.raises(ValueError, match=r"weight must be contiguous \[64\]"):
         rms_norm(x, weight[:32], 1e-6)
+    with pytest.raises(ValueError, match=r"or float32, got torch\.float16"):
+        rms_norm(x, weight.half(), 1e-6)
     with pytest.raises(ValueError, match="residual must be contiguous"):
         add_rms_norm(x, x[:1], weight, 1e-6)
 

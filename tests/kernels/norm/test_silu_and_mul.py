@@ -28,9 +28,17 @@ def test_a_product_is_divided_by_the_root_mean_squares_of_its_rows(
     assert_close(silu_and_mul(x, rows, EPS), reference.silu_and_mul(x.float() * factor))
 
 
-def test_a_large_negative_gate_closes(device):
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("shape", [(1, 2), (3, 200), (5, 3072)])
+def test_gelu_in_place_of_silu(shape, dtype, device, assert_close):
+    x = torch.randn(shape, device=device).to(dtype) * 3
+    assert_close(silu_and_mul(x, gelu=True), reference.gelu_and_mul(x.float()))
+
+
+@pytest.mark.parametrize("gelu", [False, True])
+def test_a_large_negative_gate_closes(gelu, device):
     x = torch.tensor([[-80.0, 5.0]], device=device)
-    assert abs(silu_and_mul(x).item()) < 1e-30
+    assert abs(silu_and_mul(x, gelu=gelu).item()) < 1e-30
 
 
 def test_an_odd_width_and_rows_of_another_number_are_refused(device):

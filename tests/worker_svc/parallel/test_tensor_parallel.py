@@ -13,6 +13,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch._C._distributed_c10d import HashStore
 from transformers import (
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
     LlamaConfig,
     LlamaForCausalLM,
     Qwen2Config,
@@ -69,6 +71,12 @@ FAMILIES: dict[str, tuple[Family, dict[str, Any]]] = {
         {"num_key_value_heads": 2, "head_dim": 32, "tie_word_embeddings": True},
     ),
     "smollm3": (SMOLLM3, NO_IDS | {"num_key_value_heads": 2, "no_rope_layer_interval": 2}),
+    "gemma3": (
+        (Gemma3TextConfig, Gemma3ForCausalLM),
+        NO_IDS
+        | {"num_key_value_heads": 2, "head_dim": 16, "sliding_window": 9}
+        | {"tie_word_embeddings": False},
+    ),
 }
 GREEDY = RowSampling(num_top_logprobs=3)
 DICE = RowSampling(temperature=0.9, seed=7, top_p=0.95)
@@ -209,6 +217,7 @@ def assert_same(ours: list[StepOutput], theirs: list[StepOutput]) -> None:
         ("qwen3-tied", 2),
         ("qwen3-tied", 4),
         ("smollm3", 2),
+        ("gemma3", 2),
     ],
 )
 def test_every_rank_gives_the_tokens_that_one_alone_gives(

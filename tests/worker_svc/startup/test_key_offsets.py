@@ -51,7 +51,7 @@ def test_every_start_has_the_same_and_a_rank_those_of_its_heads(llama_folder, ki
 def test_a_cache_has_them_in_fp8_alone(llama_folder) -> None:
     assert started(llama_folder, WORKER_CONFIG).key_offsets is None
     model = started(llama_folder, replace(WORKER_CONFIG, kv_cache_dtype="fp8_e4m3"))
-    found = model.new_cache(4, 16).key_offsets(1)
+    found = model.new_cache(4, 16).of_layer(1).key_offsets
     assert torch.equal(found, model.key_offsets[1])
 
 

@@ -122,14 +122,14 @@ def test_the_cache_of_a_model_has_its_scales_in_fp8_alone(llama_folder, tmp_path
     scales = everywhere({"k": torch.tensor([0.25]), "v": torch.tensor([2.0])})
     folder = save(llama_folder, tmp_path, scales)
     model = startup.load(FP8, folder, "float32", "").decoder
-    table = model.new_cache(4, 16).scales(1)
+    table = model.new_cache(4, 16).of_layer(1).scales
     assert table is not None
     assert table[:2].tolist() == [[0.25] * 2, [2.0] * 2]
     plain_model = startup.load(WORKER_CONFIG, folder, "float32", "").decoder
-    assert plain_model.new_cache(4, 16).scales(1) is None
+    assert plain_model.new_cache(4, 16).of_layer(1).scales is None
     # Where nothing is loaded, as on the meta device, they are 1.
     bare = Decoder(config.load(folder), torch.float32, CPU, 64, kv_dtype=E4M3)
-    fp8.check_scales(bare.new_cache(4, 16).scales(0), E4M3, HEADS)
+    fp8.check_scales(bare.new_cache(4, 16).of_layer(0).scales, E4M3, HEADS)
 
 
 def test_other_scales_than_those_of_keys_and_values_are_refused(llama_folder, tmp_path) -> None:

@@ -201,7 +201,8 @@ def normed_gemm_of(norm: RMSNorm, linear: Linear) -> NormedLinear | NormedNarrow
     weight = _narrow(linear)
     if weight is None:
         return NormedLinear.of(norm, linear)
-    return NormedNarrowLinear(NarrowLinear.of(weight, linear.bias, linear.dtype), norm.weight)
+    gemm = NarrowLinear.of(weight, linear.bias, linear.dtype)
+    return NormedNarrowLinear(gemm, norm.weight.to(linear.dtype))
 
 
 def _multiplies_in_8_bits(weight: NarrowWeight) -> bool:

@@ -1,0 +1,264 @@
+"""Gemma 2 and 3 by layers of ours against transformers, and what their configurations say."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+)
+
+from tests.worker_svc.models.test_models import (
+    MAX_MODEL_LEN,
+    NO_IDS,
+    SHAPE,
+    Steps,
+    assert_same,
+    expected_logits,
+    make_prompts,
+)
+from tests.worker_svc.models.test_windows import (
+    BY_TRITON,
+    FULL,
+    LENGTHS,
+    SLIDING,
+    WINDOW,
+    Pair,
+    greedy,
+    in_chunks,
+    load,
+)
+from tests.worker_svc.random_models import Family, save_random_model
+from worker_svc.models import config as model_config
+from worker_svc.models import load_model
+from worker_svc.models.families import gemma, gemma2, gemma3
+from worker_svc.models.rope import LinearScaling, RotaryConfig
+from worker_svc.models.spec import ModelSpec, UnsupportedModel
+
+GEMMA2: Family = (Gemma2Config, Gemma2ForCausalLM)
+GEMMA3: Family = (Gemma3TextConfig, Gemma3ForCausalLM)
+SIZES = NO_IDS | {
+    "hidden_size": 64,
+    "head_dim": 16,
+    "num_key_value_heads": 2,
+    "sliding_window": WINDOW,
+    "query_pre_attn_scalar": 24,
+}
+CHECKPOINTS: dict[str, tuple[Family, dict[str, Any]]] = {
+    "gemma3": (
+        GEMMA3,
+        {
+            "num_hidden_layers": 4,
+            "layer_types": [SLIDING, SLIDING, FULL, SLIDING],
+            "rope_parameters": {
+                FULL: {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+                SLIDING: {"rope_type": "default", "rope_theta": 1e4},
+            },
+        },
+    ),
+    "gemma3-untied-biases": (
+        GEMMA3,
+        {"num_hidden_layers": 2, "attention_bias": True, "tie_word_embeddings": False},
+    ),
+    "gemma2": (
+        GEMMA2,
+        {
+            "num_hidden_layers": 3,
+            "attn_logit_softcapping": 5.0,
+            "final_logit_softcapping": 4.0,
+        },
+    ),
+}
+# As published: gemma-3-1b-it, and the text of gemma-3-4b-it.
+PUBLISHED_1B: dict[str, Any] = {
+    "architectures": ["Gemma3ForCausalLM"],
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "attn_logit_softcapping": None,
+    "bos_token_id": 2,
+    "cache_implementation": "hybrid",
+    "eos_token_id": [1, 106],
+    "final_logit_softcapping": None,
+    "head_dim": 256,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "hidden_size": 1152,
+    "initializer_range": 0.02,
+    "intermediate_size": 6912,
+    "max_position_embeddings": 32768,
+    "model_type": "gemma3_text",
+    "num_attention_heads": 4,
+    "num_hidden_layers": 26,
+    "num_key_value_heads": 1,
+    "pad_token_id": 0,
+    "query_pre_attn_scalar": 256,
+    "rms_norm_eps": 1e-06,
+    "rope_local_base_freq": 10000,
+    "rope_scaling": None,
+    "rope_theta": 1000000,
+    "sliding_window": 512,
+    "sliding_window_pattern": 6,
+    "torch_dtype": "bfloat16",
+    "transformers_version": "4.50.0.dev0",
+    "use_cache": True,
+    "vocab_size": 262144,
+}
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pair]:
+    """A checkpoint's folder, and the model of transformers."""
+    made: dict[str, Pair] = {}
+
+    def get(name: str) -> Pair:
+        if name not in made:
+            folder, (family, changes) = tmp_path_factory.mktemp(name), CHECKPOINTS[name]
+            made[name] = folder, save_random_model(folder, family, SHAPE | SIZES | changes)
+        return made[name]
+
+    return get
+
+
+@pytest.mark.parametrize("by", ["torch", "c", BY_TRITON])
+@pytest.mark.parametrize("name", CHECKPOINTS)
+def test_logits_of_prompts_chunks_and_single_tokens(
+    checkpoint: Callable[[str], Pair], name: str, by: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, theirs = checkpoint(name)
+    # The C kernels have no softcaps.
+    ours = load(folder, "torch" if (name, by) == ("gemma2", "c") else by, monkeypatch)
+    length = 2 * WINDOW + 9
+    prompts = make_prompts(*([length] * len(LENGTHS)))
+    chunks = [[cut, cut, length - 2 * cut - 3, 1, 1, 1] for cut in LENGTHS]
+    for prompt, logits in zip(prompts, in_chunks(ours, prompts, chunks), strict=True):
+        assert_same(logits, expected_logits(theirs, prompt))
+
+
+@pytest.mark.parametrize("name", CHECKPOINTS)
+def test_greedy_tokens_are_those_of_transformers(
+    checkpoint: Callable[[str], Pair], name: str
+) -> None:
+    folder, theirs = checkpoint(name)
+    ours = load_model(folder, torch.float32, torch.device("cpu"), MAX_MODEL_LEN)
+    (prompt,) = make_prompts(WINDOW - 1)
+    expected = greedy(theirs, prompt, 2 * WINDOW)
+    steps = Steps(ours, [torch.cat((prompt, torch.tensor(expected)))])
+    found = [int(steps.run({0: len(prompt)})[0][-1].argmax())]
+    for _ in expected[1:]:
+        found.append(int(steps.run({0: 1})[0][-1].argmax()))
+    assert found == expected
+
+
+def test_weights_of_norms_keep_what_16_bits_would_round(
+    checkpoint: Callable[[str], Pair], tmp_path: Path
+) -> None:
+    """1 + w for a w of 2^-10 is no number of bfloat16."""
+    folder, _ = checkpoint("gemma3")
+    theirs = Gemma3ForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
+    with torch.no_grad():
+        theirs.model.norm.weight.fill_(2**-10)
+        theirs.model.layers[0].self_attn.q_norm.weight.fill_(2**-10)
+    theirs.save_pretrained(tmp_path)
+    ours = load_model(tmp_path, torch.bfloat16, torch.device("cpu"), MAX_MODEL_LEN)
+    q_norm, _ = ours._layers[0].attention.qk_norms or (None, None)
+    for weight in (ours._final_norm.weight, q_norm):
+        assert weight is not None
+        assert (weight == 1 + 2**-10).all()
+    (prompt,) = make_prompts(40)
+    found = Steps(ours, [prompt]).run({0: 40})[0]
+    expected = expected_logits(theirs, prompt).float()
+    error = (found - expected).square().mean().sqrt() / expected.square().mean().sqrt()
+    assert error < 0.05
+
+
+def read(tmp_path: Path, raw: dict[str, Any], **changes: Any) -> ModelSpec:
+    given = {name: value for name, value in (raw | changes).items() if value is not ...}
+    (tmp_path / "config.json").write_text(json.dumps(given))
+    return model_config.load(tmp_path)
+
+
+def windows(spec: ModelSpec) -> list[int | None]:
+    return [layer.mixer.window for layer in spec.layers]
+
+
+def test_a_published_configuration_of_gemma_3(tmp_path: Path) -> None:
+    spec = read(tmp_path, PUBLISHED_1B)
+    assert windows(spec) == ([512] * 5 + [None]) * 4 + [512] * 2
+    assert spec.ropes == {
+        gemma.WHOLE: RotaryConfig(1e6),
+        gemma.NEAR: RotaryConfig(1e4),
+    }
+    assert {layer.mixer.rope for layer in spec.layers if layer.mixer.window} == {gemma.NEAR}
+    assert spec.eos_token_ids == (1, 106)
+    assert spec.tie_word_embeddings
+    mixer = spec.uniform.mixer
+    assert (mixer.num_heads, mixer.num_kv_heads, mixer.head_dim) == (4, 1, 256)
+    assert {layer.mixer.scale for layer in spec.layers} == {256**-0.5}
+
+
+def test_what_stretches_long_contexts_is_not_for_windows(tmp_path: Path) -> None:
+    linear = {"rope_type": "linear", "factor": 8.0}
+    spec = read(tmp_path, PUBLISHED_1B, rope_scaling=linear)
+    assert spec.ropes[gemma.WHOLE] == RotaryConfig(1e6, LinearScaling(8.0))
+    assert spec.ropes[gemma.NEAR] == RotaryConfig(1e4)
+    newer = {FULL: linear | {"rope_theta": 1e6}, SLIDING: {"rope_type": "default"}}
+    gone = dict.fromkeys(("rope_theta", "rope_local_base_freq", "rope_scaling"), ...)
+    assert read(tmp_path, PUBLISHED_1B, rope_parameters=newer, **gone).ropes == spec.ropes
+
+
+@pytest.mark.parametrize(
+    ("defaults", "config_class"),
+    [(gemma2.DEFAULTS, Gemma2Config), (gemma3.DEFAULTS, Gemma3TextConfig)],
+)
+def test_what_a_configuration_leaves_out_is_as_in_transformers(
+    tmp_path: Path, defaults: dict[str, Any], config_class: Any
+) -> None:
+    theirs = config_class()
+    assert defaults == {name: getattr(theirs, name) for name in defaults}
+    raw = {
+        "architectures": ["Gemma2ForCausalLM" if config_class is Gemma2Config else ...],
+        "model_type": theirs.model_type,
+    }
+    if config_class is Gemma3TextConfig:
+        raw["architectures"] = ["Gemma3ForCausalLM"]
+    spec = read(tmp_path, raw)
+    assert windows(spec) == [
+        theirs.sliding_window if kind == SLIDING else None for kind in theirs.layer_types
+    ]
+    assert spec.logit_softcap == theirs.final_logit_softcapping
+
+
+@pytest.mark.parametrize(
+    ("named", "changes"),
+    [
+        ("hidden_activation", {"hidden_activation": "gelu"}),
+        ("hidden_act", {"hidden_act": "silu"}),
+        ("use_bidirectional_attention", {"use_bidirectional_attention": True}),
+        ("final_logit_softcapping", {"final_logit_softcapping": 30.0}),
+        ("attn_logit_softcapping", {"attn_logit_softcapping": 50.0}),
+        ("sliding_window", {"sliding_window": None}),
+        ("sliding_window_pattern", {"sliding_window_pattern": 0}),
+        ("layer_types", {"layer_types": [FULL]}),
+        ("layer_types", {"layer_types": ["chunked_attention"] * 26}),
+        ("rope_parameters", {"rope_parameters": {"rope_type": "linear", "factor": 2.0}}),
+        ("query_pre_attn_scalar", {"query_pre_attn_scalar": 0}),
+        ("head_dim", {"head_dim": 255}),
+    ],
+)
+def test_what_is_not_served_of_gemma_3_is_refused_by_name(
+    tmp_path: Path, named: str, changes: dict[str, Any]
+) -> None:
+    with pytest.raises(UnsupportedModel, match=named):
+        read(tmp_path, PUBLISHED_1B, **changes)
+
+
+@pytest.mark.parametrize("value", ["50", True, -1.0, 0])
+def test_a_softcap_that_is_no_number_above_0_is_refused(tmp_path: Path, value: object) -> None:
+    raw = {"architectures": ["Gemma2ForCausalLM"], "attn_logit_softcapping": value}
+    with pytest.raises(UnsupportedModel, match="attn_logit_softcapping"):
+        read(tmp_path, raw)
