@@ -35,7 +35,7 @@ from worker_svc.models.fused_gemms import (
 from worker_svc.models.gemm_choices import Choices
 from worker_svc.models.layer_stack import TileHeads
 from worker_svc.models.layers import MLP, Attention, RMSNorm
-from worker_svc.models.spec import Activation
+from worker_svc.models.spec import Activation, rehearsed
 from worker_svc.models.stored.narrow_gemms import (
     NarrowLinear,
     NormedNarrowLinear,
@@ -357,8 +357,16 @@ class FusedDecoder:
         inner = layer.gated(hidden, self._eps)  # [T, I]
         return self._add(layer.down, inner, hidden, Slot.MLP, self._behind(index), of_mlp)
 
+    def rehearsed(self) -> "FusedDecoder":
+        """A decoder of few layers: the kernels of all, meaningless output."""
+        short = copy.copy(self)
+        kept = rehearsed([layer.kind for layer in self._layers])
+        short._layers = [self._layers[index] for index in kept]
+        short.one_row = self.one_row and self.one_row.shortened(len(kept))
+        return short
+
     def shortened(self, num_layers: int) -> "FusedDecoder":
-        """A decoder of the first layers, for rehearsals: same kernels, meaningless output."""
+        """A decoder of the first layers."""
         short = copy.copy(self)
         short._layers = self._layers[:num_layers]
         short.one_row = self.one_row and self.one_row.shortened(num_layers)

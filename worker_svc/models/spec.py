@@ -4,7 +4,7 @@ Families make it out of a config.json; layers, caches and kernels are built from
 neither files nor numbers of weights.
 """
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
@@ -204,6 +204,18 @@ class ModelSpec:
                 f"max_model_len of at most {window} (now {max_model_len}) needs none"
             )
 
-    def shortened(self, num_layers: int) -> "ModelSpec":
-        """The model of the first layers alone."""
-        return replace(self, layers=self.layers[:num_layers])
+    def rehearsed(self) -> "ModelSpec":
+        """The model of the few layers that stand for all of them in a rehearsal."""
+        kinds = [layer.unrotated for layer in self.layers]
+        return replace(self, layers=tuple(self.layers[index] for index in rehearsed(kinds)))
+
+
+def rehearsed(kinds: Sequence[Hashable]) -> list[int]:
+    """The indices of layers, given the kind of each, that launch every kernel of all of them.
+
+    The first layer of each kind, and after them one of the kind of the last layer, since a last
+    layer is computed for fewer rows.
+    """
+    firsts = sorted({kinds.index(kind) for kind in kinds})
+    later = (index for index in range(firsts[-1] + 1, len(kinds)) if kinds[index] == kinds[-1])
+    return [*firsts, *list(later)[:1]]

@@ -14,6 +14,7 @@ from worker_svc.models.spec import (
     ModelSpec,
     TensorNames,
     UnsupportedModel,
+    rehearsed,
 )
 
 ATTENTION = AttentionSpec(num_heads=4, num_kv_heads=2, head_dim=8, rope="rope")
@@ -83,6 +84,21 @@ def test_a_head_is_called_so_that_quantization_knows_it() -> None:
     assert TensorNames(head="language_model.lm_head").head_weight == "language_model.lm_head.weight"
     with pytest.raises(ValueError, match=r"^head: model\.output does not end in lm_head"):
         TensorNames(head="model.output")
+
+
+@pytest.mark.parametrize(
+    ("kinds", "expected"),
+    [
+        ("a", [0]),
+        ("aaaa", [0, 1]),
+        ("abbb", [0, 1, 2]),
+        ("ab", [0, 1]),
+        ("aaba", [0, 2, 3]),
+        ("abab", [0, 1, 3]),
+    ],
+)
+def test_a_rehearsal_has_each_kind_and_then_the_last(kinds: str, expected: list[int]) -> None:
+    assert rehearsed(kinds) == expected
 
 
 def test_ranks_divide_each_layer() -> None:

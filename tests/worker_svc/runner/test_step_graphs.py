@@ -8,10 +8,16 @@ import numpy as np
 import pytest
 
 from tests.worker_svc.conftest import make_prompt
+from tests.worker_svc.models.test_gemma import CHECKPOINTS as GEMMAS
+from tests.worker_svc.models.test_gemma import SIZES
+from tests.worker_svc.models.test_models import SHAPE
+from tests.worker_svc.models.test_windows import CHECKPOINTS as WINDOWS
+from tests.worker_svc.random_models import save_random_model
 from tests.worker_svc.runner.interpreted import (
     BLOCKS_PER_SEQ,
     CPU,
     LIMITS,
+    eager_runner,
     interpreted_runner,
     needs_interpreter,
 )
@@ -78,6 +84,27 @@ def test_prompts_chunks_and_decodes_give_the_tokens_of_the_eager_runner(
         ({0: 1, 1: 1, 4: 1, 5: 1}, ()),
     ]
     assert play(interpreted, *steps) == play(eager, *steps)
+
+
+@pytest.mark.parametrize("name", ["mistral", "gemma3", "gemma2"])
+def test_layers_of_several_kinds_give_the_tokens_of_the_eager_runner(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, few_programs: None
+) -> None:
+    """Windows, softcaps and norms of outputs, in steps and parts of steps as graphs have them."""
+    family, changes = (WINDOWS | GEMMAS)[name]
+    sizes = {"vocab_size": LIMITS.vocab_size, "num_key_value_heads": 2}
+    sizes |= SIZES if name in GEMMAS else {}
+    save_random_model(tmp_path, family, SHAPE | sizes | changes)
+    eager = eager_runner(tmp_path)
+    runner = interpreted_runner(tmp_path, monkeypatch)
+    first, second, third = (make_prompt(n, seed=n) for n in (13, 40, 3))
+    steps = [
+        ({1: 13, 4: 21}, (enter(1, first), enter(4, second))),
+        ({1: 1, 4: 16, 0: 3}, (enter(0, third),)),
+        ({4: 3, 0: 1, 1: 1}, ()),
+        ({0: 1, 1: 1, 4: 1}, ()),
+    ]
+    assert play(runner, *steps) == play(eager, *steps)
 
 
 def counted(runner: ModelRunner) -> list[int]:

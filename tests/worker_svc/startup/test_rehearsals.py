@@ -10,9 +10,24 @@ import pytest
 
 from tests.worker_svc.startup.test_precompile import ROOT
 
-SHAPES = {  # of Qwen3-0.6B and 8B, which use different GEMM kernels
+# Of Qwen3-0.6B and 8B, which use different GEMM kernels, and layers of two kinds in models of
+# Gemma 3 and 2.
+GEMMA = {
+    "num_hidden_layers": 8,
+    "hidden_size": 2560,
+    "intermediate_size": 10240,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "hidden_act": None,
+    "sliding_window": 1024,
+    "tie_word_embeddings": True,
+}
+SHAPES: dict[str, dict[str, Any]] = {
     "small": {"hidden_size": 1024, "intermediate_size": 3072, "num_attention_heads": 16},
     "large": {"hidden_size": 4096, "intermediate_size": 12288, "num_attention_heads": 32},
+    "gemma3": GEMMA | {"architectures": ["Gemma3ForCausalLM"]},
+    "gemma2": GEMMA | {"architectures": ["Gemma2ForCausalLM"]},
 }
 MODEL = {
     "architectures": ["Qwen3ForCausalLM"],
