@@ -19,6 +19,7 @@ BUILT_IN = {  # the file of each architecture in `families`
     "Qwen3ForCausalLM": "qwen3",
     "SmolLM3ForCausalLM": "smollm3",
 }
+WRAPPERS = {"Gemma3ForConditionalGeneration": "gemma3"}  # the file of the decoder that each holds
 PLUG_INS = "pagewire.families"
 
 
@@ -39,9 +40,10 @@ def find(architecture: str) -> Family | None:
 
     Raises UnsupportedModel for a plug-in that cannot be used.
     """
-    if architecture not in BUILT_IN:
+    file = BUILT_IN.get(architecture) or WRAPPERS.get(architecture)
+    if file is None:
         return _plugged_in(architecture)
-    module = import_module(f"worker_svc.models.families.{BUILT_IN[architecture]}")
+    module = import_module(f"worker_svc.models.families.{file}")
     family: Family = module.FAMILY
     return family
 

@@ -4,7 +4,7 @@ Families make it out of a config.json; layers, caches and kernels are built from
 neither files nor numbers of weights.
 """
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
@@ -122,6 +122,16 @@ class TensorNames:
     mlp_output_norm: str = "post_feedforward_layernorm"
     divided: Mapping[str, int] = field(default_factory=lambda: DIVIDED)
 
+    def under(self, prefix: str) -> "TensorNames":
+        """The same names below this one, the head's, too."""
+        return replace(
+            self,
+            embedding=f"{prefix}.{self.embedding}",
+            layers=f"{prefix}.{self.layers}",
+            final_norm=f"{prefix}.{self.final_norm}",
+            head=f"{prefix}.{self.head}",
+        )
+
     def __post_init__(self) -> None:
         if self.head.rpartition(".")[2] != "lm_head":
             raise ValueError(f"head: {self.head} does not end in lm_head")
@@ -150,6 +160,9 @@ class ModelSpec:
     max_position_embeddings: int
     tie_word_embeddings: bool
     names: TensorNames = field(default_factory=TensorNames)
+    other_names: tuple[TensorNames, ...] = ()  # that some checkpoints have in place of `names`
+    # Tensors of other parts of the checkpoint, which are not read: a regular expression.
+    other_parts: str = ""
     checkpoint_dtype: str = "float32"
     eos_token_ids: tuple[int, ...] = ()
     quantization: Quantization | None = None  # None: the weights are plain numbers
@@ -203,6 +216,13 @@ class ModelSpec:
                 f"sliding_window: attention over the last {window} tokens is not supported; a "
                 f"max_model_len of at most {window} (now {max_model_len}) needs none"
             )
+
+    def named_as(self, stored: Collection[str]) -> "ModelSpec":
+        """The model with those of its names under which a checkpoint has these tensors."""
+        for names in (self.names, *self.other_names):
+            if names.embedding_weight in stored or names.head_weight in stored:
+                return replace(self, names=names)
+        return self
 
     def rehearsed(self) -> "ModelSpec":
         """The model of the few layers that stand for all of them in a rehearsal."""

@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import (
+    AutoModelForImageTextToText,
     Gemma2Config,
     Gemma2ForCausalLM,
     Gemma3ForCausalLM,
@@ -35,6 +37,7 @@ from tests.worker_svc.models.test_windows import (
     load,
 )
 from tests.worker_svc.random_models import Family, save_random_model
+from tests.worker_svc.transformers_models.families import write
 from worker_svc.models import config as model_config
 from worker_svc.models import load_model
 from worker_svc.models.families import gemma, gemma2, gemma3
@@ -174,6 +177,74 @@ def test_weights_of_norms_keep_what_16_bits_would_round(
     expected = expected_logits(theirs, prompt).float()
     error = (found - expected).square().mean().sqrt() / expected.square().mean().sqrt()
     assert error < 0.05
+
+
+@pytest.mark.parametrize("layout", ["published", "newer"])
+def test_the_text_of_a_model_with_pictures(
+    tmp_path: Path, layout: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    write("gemma3_vl", tmp_path)
+    theirs = AutoModelForImageTextToText.from_pretrained(tmp_path, dtype=torch.float32).eval()
+    if layout == "newer":
+        file = tmp_path / "model.safetensors"
+        tensors = {_newer(name): tensor for name, tensor in load_file(file).items()}
+        save_file(tensors, file, {"format": "pt"})
+    ours = load_model(tmp_path, torch.float32, torch.device("cpu"), MAX_MODEL_LEN)
+    assert ours.spec.architecture == "Gemma3ForConditionalGeneration"
+    assert "other parts of the model are not read: " in caplog.text
+    (prompt,) = make_prompts(40)
+    steps = Steps(ours, [prompt])
+    found = torch.cat([steps.run({0: count})[0] for count in (30, 1, 9)])
+    with torch.inference_mode():
+        assert_same(found, theirs(input_ids=prompt.unsqueeze(0)).logits[0])
+
+
+def _newer(name: str) -> str:
+    """A tensor's name as transformers saved it for a while."""
+    if name == "language_model.lm_head.weight":
+        return "lm_head.weight"
+    if name.startswith("language_model.model."):
+        return f"model.language_model.{name.removeprefix('language_model.model.')}"
+    return f"model.{name}"
+
+
+def test_what_a_published_configuration_with_pictures_leaves_out(tmp_path: Path) -> None:
+    """That of gemma-3-4b-it has no more of the text than this."""
+    text = {
+        "hidden_size": 2560,
+        "intermediate_size": 10240,
+        "model_type": "gemma3_text",
+        "num_hidden_layers": 34,
+        "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+        "sliding_window": 1024,
+    }
+    raw = {
+        "architectures": ["Gemma3ForConditionalGeneration"],
+        "boi_token_index": 255999,
+        "eoi_token_index": 256000,
+        "eos_token_id": [1, 106],
+        "image_token_index": 262144,
+        "initializer_range": 0.02,
+        "mm_tokens_per_image": 256,
+        "model_type": "gemma3",
+        "text_config": text,
+        "torch_dtype": "bfloat16",
+        "transformers_version": "4.50.0.dev0",
+        "vision_config": {"model_type": "siglip_vision_model", "hidden_size": 1152},
+    }
+    spec = read(tmp_path, raw)
+    mixer = spec.uniform.mixer
+    assert (mixer.num_heads, mixer.num_kv_heads, mixer.head_dim) == (8, 4, 256)
+    assert (spec.vocab_size, spec.max_model_len, spec.checkpoint_dtype) == (
+        262_208,
+        131_072,
+        "bfloat16",
+    )
+    assert spec.ropes[gemma.WHOLE] == RotaryConfig(1e6, LinearScaling(8.0))
+    assert windows(spec)[:6] == [1024] * 5 + [None]
+    with pytest.raises(UnsupportedModel, match="logit_bend: this key"):
+        read(tmp_path, raw, logit_bend=0.5)
 
 
 def read(tmp_path: Path, raw: dict[str, Any], **changes: Any) -> ModelSpec:

@@ -16,6 +16,8 @@ from worker_svc.models.families.family import Family
 from worker_svc.models.rope import RotaryConfig
 from worker_svc.models.spec import ModelSpec, UnsupportedModel
 
+WITH_PICTURES = "Gemma3ForConditionalGeneration"
+OTHER_PARTS = r"(model\.)?(vision_tower|multi_modal_projector)\..*"
 PERIOD, THETA, NEAR_THETA = 6, 1_000_000.0, 10_000.0
 # Of the configuration class; published files leave most of them out.
 DEFAULTS: dict[str, Any] = {
@@ -38,7 +40,17 @@ def read(config: ConfigJson) -> ModelSpec:
     spec = gemma.decoder(
         config, period=config.positive("sliding_window_pattern", PERIOD), qk_norm=True
     )
-    return replace(spec, ropes=_rotations(config, spec.layers[0].mixer.head_dim))
+    spec = replace(spec, ropes=_rotations(config, spec.layers[0].mixer.head_dim))
+    if config.architecture != WITH_PICTURES:
+        return spec
+    newer = replace(
+        spec.names,
+        embedding="model.language_model.embed_tokens",
+        layers="model.language_model.layers",
+        final_norm="model.language_model.norm",
+    )
+    names = spec.names.under("language_model")
+    return replace(spec, names=names, other_names=(newer,), other_parts=OTHER_PARTS)
 
 
 def _rotations(config: ConfigJson, head_dim: int) -> Mapping[str, RotaryConfig]:
@@ -67,6 +79,9 @@ FAMILY = Family(
     read,
     keys=gemma.KEYS | {"rope_local_base_freq", "sliding_window_pattern"},
     neutral=gemma.NEUTRAL,
-    # The period, where `layer_types` stands beside it.
-    inert=gemma.INERT | {"_sliding_window_pattern"},
+    # The period, where `layer_types` stands beside it, and what is about pictures alone.
+    inert=gemma.INERT
+    | {"_sliding_window_pattern", "boi_token_index", "eoi_token_index", "image_token_index"}
+    | {"mm_tokens_per_image", "vision_config"},
+    wrappers=frozenset({WITH_PICTURES}),
 )

@@ -89,11 +89,15 @@ def _read(
     ignored_weights: Collection[str],
 ) -> Decoder:
     """A new model with the weights of its files. Raises WeightError."""
-    ignored = left_over.named_by(ignored_weights, _names(folder)) if ignored_weights else ()
+    stored = _names(folder) if ignored_weights or spec.other_parts else set()
+    ignored = left_over.named_by(ignored_weights, stored) if ignored_weights else frozenset()
+    if spec.other_parts:
+        spec = spec.named_as(stored)
+        ignored |= left_over.of_other_parts(spec.other_parts, stored)
     tensors = head.stored_tensors(folder, spec, dtype, ignored)
     spec = head.as_stored(spec, tensors)
     model = new(spec)
-    _fill(model, folder, spec.quantization, tensors, frozenset(ignored))
+    _fill(model, folder, spec.quantization, tensors, ignored)
     return model
 
 
