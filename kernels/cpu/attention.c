@@ -5,7 +5,7 @@
  */
 #include "attention.h"
 
-void attend(const attention *a, const scalar *qkv, const scalar *qk_norm, cached *rows,
+void attend(const attention *a, const scalar *qkv, const float *qk_norm, cached *rows,
             const float *scales, const float *offsets, scalar *out, int threads) {
     const layer_cache layer = {rows, scales, offsets}, *cache = &layer;
 #pragma omp parallel num_threads(threads)

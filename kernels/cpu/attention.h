@@ -57,14 +57,14 @@ static inline float scale_of(const attention *a, const layer_cache *c, enum scal
 
 /* One head's q or k: normed if the model has QK norm, rotated to its position, and zero-padded to a
  * multiple of PAIR. */
-static void prepare_head(const attention *a, const scalar *x, const scalar *norm, long row,
+static void prepare_head(const attention *a, const scalar *x, const float *norm, long row,
                          float *restrict out) {
     long d = a->head_dim, half = d / 2;
     const float *cosines = a->cos_sin + a->positions[row] * d, *sines = cosines + half;
     float scale = norm ? inverse_rms(x, d, a->eps) : 1.0f, plain[MAX_HEAD_DIM + LANES];
     for (long i = 0; i < d; i += LANES) {
         vec value = load_some(x + i, d - i);
-        store_float(plain + i, norm ? normed(value, load_some(norm + i, d - i), scale) : value);
+        store_float(plain + i, norm ? normed(value, load_some_floats(norm + i, d - i), scale) : value);
     }
     for (long i = 0; i < half; i++) {
         out[i] = plain[i] * cosines[i] - plain[i + half] * sines[i];
@@ -77,12 +77,12 @@ static inline const scalar *row_of_head(const attention *a, const scalar *qkv, l
     return qkv + (row * (a->num_heads + 2 * a->num_kv_heads) + head) * a->head_dim;
 }
 
-static inline const scalar *norm_of_head(const attention *a, const scalar *qk_norm, long head) {
+static inline const float *norm_of_head(const attention *a, const float *qk_norm, long head) {
     return qk_norm ? qk_norm + head * a->head_dim : NULL;
 }
 
 /* Stores keys and values of the new tokens. Rows outside all sequences get an output of 0. */
-static void write_part(const attention *a, const scalar *qkv, const scalar *qk_norm,
+static void write_part(const attention *a, const scalar *qkv, const float *qk_norm,
                        const layer_cache *cache, scalar *out, team me) {
     long d = a->head_dim, num_heads = a->num_heads, num_kv = a->num_kv_heads;
     range mine = share_of(a->rows, me);
@@ -220,7 +220,7 @@ INLINED void attend_tile(const cached *const *keys, const cached *const *values,
 
 /* Attention of `heads` query heads of one KV head, which share each read of keys and values; loads
  * those of the `unread` KV heads, too. */
-static void attend_heads(const attention *a, const scalar *qkv, const scalar *qk_norm,
+static void attend_heads(const attention *a, const scalar *qkv, const float *qk_norm,
                          const layer_cache *cache, scalar *out, long sequence, range unread,
                          long first, int heads) {
     long d = a->head_dim, context = a->context_lens[sequence], row = a->starts[sequence];
@@ -319,7 +319,7 @@ static void attend_strip(const attention *a, const query_block *b, long at, long
     }
 }
 
-static void attend_block(const attention *a, const scalar *qkv, const scalar *qk_norm,
+static void attend_block(const attention *a, const scalar *qkv, const float *qk_norm,
                          const layer_cache *cache, scalar *out, const query_block *b) {
     block_state s;
     float scale = a->scale * scale_of(a, cache, OF_KEYS, b->kv_head);
@@ -359,7 +359,7 @@ static void attend_block(const attention *a, const scalar *qkv, const scalar *qk
 
 /* ---- a step ----------------------------------------------------------------------------------- */
 
-static void attend_singles_part(const attention *a, const scalar *qkv, const scalar *qk_norm,
+static void attend_singles_part(const attention *a, const scalar *qkv, const float *qk_norm,
                                 const layer_cache *cache, scalar *out, team me) {
     long num_kv = a->num_kv_heads, share = a->num_heads / num_kv, singles = 0, seen = 0;
     for (long s = 0; s < a->sequences; s++) singles += a->starts[s + 1] - a->starts[s] == 1;
@@ -379,7 +379,7 @@ static void attend_singles_part(const attention *a, const scalar *qkv, const sca
 }
 
 /* Blocks are dealt to threads in turn, since later blocks of a prompt have more keys. */
-static void attend_prompts_part(const attention *a, const scalar *qkv, const scalar *qk_norm,
+static void attend_prompts_part(const attention *a, const scalar *qkv, const float *qk_norm,
                                 const layer_cache *cache, scalar *out, team me) {
     long share = a->num_heads / a->num_kv_heads, most = QUERIES / share, seen = 0;
     for (long s = 0; s < a->sequences; s++) {

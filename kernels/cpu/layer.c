@@ -54,7 +54,7 @@ void linear(const gemm *p, const scalar *x, void *copy, float *totals, scalar *o
     }
 }
 
-void add_rms_norm(const scalar *x, scalar *residual, const scalar *weight, scalar *out, long rows,
+void add_rms_norm(const scalar *x, scalar *residual, const float *weight, scalar *out, long rows,
                   long size, float eps, int threads) {
     prepared none = {0};
 #pragma omp parallel num_threads(threads) if (rows * size > WORTH_THREADS)
@@ -76,8 +76,8 @@ void gelu_and_mul(const scalar *x, scalar *out, long rows, long size, int thread
 /* Weights from one layer's attention to the next layer's: output projection, MLP, next QKV. */
 typedef struct {
     gemm o, gate_up, down, next_qkv; /* next_qkv has no weight after the last layer */
-    const scalar *post_norm, *next_norm;
-    const scalar *attention_output_norm, *mlp_output_norm; /* NULL: outputs are added as they are */
+    const float *post_norm, *next_norm;
+    const float *attention_output_norm, *mlp_output_norm; /* NULL: outputs are added as they are */
     long hidden, inner;
     float eps;
     int gelu; /* 0: the gate's activation is SiLU */

@@ -1,7 +1,8 @@
 """Python interface of layer.c and attention.c: typed calls with tensors.
 
 Each operation is defined by the function of the same name in `kernels/reference.py`; names that end
-in an underscore overwrite an input. The structs repeat those of the C sources field by field.
+in an underscore overwrite an input. Weights of norms are float32 for every dtype. The structs repeat
+those of the C sources field by field.
 """
 
 import ctypes
@@ -289,13 +290,15 @@ class Library:
     ) -> None:
         """Applies QK norm and rotary embedding, writes the KV cache, attends: out [T, H D].
 
-        qkv is [T, (H + 2 Hkv) D]; qk_norm [H + Hkv, D]; kv_rows [num_slots, 2, Hkv, D]; kv_scales
-        [4, Hkv] and key_offsets [Hkv, D] for a cache in FP8 (`kernels.fp8`). Raises TypeError for a
-        cache of another type.
+        qkv is [T, (H + 2 Hkv) D]; qk_norm [H + Hkv, D] float32; kv_rows [num_slots, 2, Hkv, D];
+        kv_scales [4, Hkv] and key_offsets [Hkv, D] for a cache in FP8 (`kernels.fp8`). Raises
+        TypeError for a cache or norms of another type.
         """
         if kv_rows.dtype != self.kv_dtype:
             raise TypeError(f"a cache of {kv_rows.dtype}, the library is for {self.kv_dtype}")
         num_kv_heads, head_dim = int(arguments.num_kv_heads), int(arguments.head_dim)
+        if qk_norm is not None and (qk_norm.dtype != torch.float32 or not qk_norm.is_contiguous()):
+            raise TypeError(f"qk_norm must be contiguous float32, not {qk_norm.dtype}")
         fp8.check_scales(kv_scales, self.kv_dtype, num_kv_heads)
         fp8.check_offsets(key_offsets, self.kv_dtype, num_kv_heads, head_dim)
         self._attend(
@@ -315,7 +318,9 @@ class Library:
 
     def _norm(self, added_at: int | None, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
         self._check(residual)
-        self._check(weight, residual.shape[-1:])
+        weight = weight.float()
+        if weight.shape != residual.shape[-1:] or not weight.is_contiguous():
+            raise ValueError(f"a norm's weight {list(weight.shape)}: not [{residual.shape[-1]}]")
         out = torch.empty_like(residual)
         self._add_rms_norm(
             added_at, residual.data_ptr(), weight.data_ptr(), out.data_ptr(),

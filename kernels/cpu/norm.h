@@ -15,10 +15,11 @@ static inline float inverse_rms(const scalar *x, long size, float eps) {
     return 1.0f / sqrtf(total_of(squares) / (float)size + eps);
 }
 
+/* Weights of norms are float32 whatever the storage type is. */
 INLINED vec normed(vec x, vec weight, float scale) { return rounded(rounded(x * scale) * weight); }
 
 /* residual += x, unless x is NULL; out = its norm, prepared for the GEMM that reads it. */
-static void add_rms_norm_part(const scalar *x, scalar *residual, const scalar *weight, scalar *out,
+static void add_rms_norm_part(const scalar *x, scalar *residual, const float *weight, scalar *out,
                               const prepared *reader, long rows, long size, float eps, team me) {
     range mine = share_of(rows, me);
     for (long row = mine.begin; row < mine.end; row++) {
@@ -31,20 +32,20 @@ static void add_rms_norm_part(const scalar *x, scalar *residual, const scalar *w
         float scale = inverse_rms(total, size, eps);
         for (long i = 0; i < size; i += LANES) {
             vec value = load_some(total + i, size - i);
-            store_some(to + i, normed(value, load_some(weight + i, size - i), scale), size - i);
+            store_some(to + i, normed(value, load_some_floats(weight + i, size - i), scale), size - i);
         }
         prepare(out, reader, row, 0, size);
     }
 }
 
 /* x = its norm */
-static void rms_norm_part(scalar *x, const scalar *weight, long rows, long size, float eps, team me) {
+static void rms_norm_part(scalar *x, const float *weight, long rows, long size, float eps, team me) {
     range mine = share_of(rows, me);
     for (long row = mine.begin; row < mine.end; row++) {
         scalar *to = x + row * size;
         float scale = inverse_rms(to, size, eps);
         for (long i = 0; i < size; i += LANES) {
-            vec weights = load_some(weight + i, size - i);
+            vec weights = load_some_floats(weight + i, size - i);
             store_some(to + i, normed(load_some(to + i, size - i), weights, scale), size - i);
         }
     }

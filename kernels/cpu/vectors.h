@@ -149,6 +149,13 @@ INLINED vec load_some(const scalar *x, long count) { /* padded with zeros */
     return load(last);
 }
 
+INLINED vec load_some_floats(const float *x, long count) { /* padded with zeros */
+    if (__builtin_expect(count >= LANES, 1)) return load_float(x);
+    float last[LANES] = {0};
+    memcpy(last, x, count * sizeof *x);
+    return load_float(last);
+}
+
 INLINED void store_some(scalar *to, vec value, long count) {
     if (__builtin_expect(count >= LANES, 1)) {
         store(to, value);

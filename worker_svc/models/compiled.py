@@ -73,7 +73,7 @@ def _rounded(weight: Tensor, rounding: Rounding) -> GroupedWeight:
 class CompiledLayer:
     """Packed weights of one decoder layer."""
 
-    input_norm: Tensor  # [hidden]
+    input_norm: Tensor  # [hidden] float32, as all weights of norms
     qkv: PackedLinear
     qk_norm: Tensor | None  # [H + Hkv, D]
     o: PackedLinear
@@ -100,11 +100,13 @@ class CompiledLayer:
         if attention.qk_norms is not None:
             q_norm, k_norm = attention.qk_norms
             rows = [q_norm] * heads.num_heads + [k_norm] * heads.num_kv_heads
-            qk_norm = torch.stack(rows)
-        norms = None if output_norms is None else (output_norms[0].weight, output_norms[1].weight)
+            qk_norm = torch.stack(rows).float()
+        norms = None
+        if output_norms is not None:
+            norms = output_norms[0].weight.float(), output_norms[1].weight.float()
         return cls(
-            input_norm.weight, qkv, qk_norm, o, post_norm.weight, gate_up, down, norms,
-            mlp.activation,
+            input_norm.weight.float(), qkv, qk_norm, o, post_norm.weight.float(), gate_up, down,
+            norms, mlp.activation,
         )  # fmt: skip
 
     @property
@@ -132,7 +134,7 @@ class CompiledDecoder:
     ) -> None:
         self._library = library
         self._layers = layers
-        self._final_norm = final_norm
+        self._final_norm = final_norm = final_norm.float()
         self._head = packed(library, head, head_rounding)
         self._eps = eps
         self._heads = heads

@@ -153,7 +153,7 @@ class Decoder:
             layer.add_norm_offsets()
         self._final_norm.add_offset()
         # The C kernels run from norm to norm in one call, which leaves no place for an all-reduce.
-        can_be_compiled = compiled.supports(self.heads, self.kinds) and self._has_c_norms
+        can_be_compiled = compiled.supports(self.heads, self.kinds)
         if self.device.type == "cpu" and self.group.size == 1 and can_be_compiled:
             cpu_library = library.load(self.dtype, kv_dtype=self.kv_dtype)
             if cpu_library is not None:
@@ -166,11 +166,6 @@ class Decoder:
         # On the meta device nothing runs; precompilation uses it to find the kernels for CUDA.
         if self.device.type in ("cuda", "meta") and fuses(self.heads.head_dim):
             self.fused = self._fuse()
-
-    @property
-    def _has_c_norms(self) -> bool:
-        """True unless norms have weights of another type than the C kernels would read."""
-        return not self.spec.norm_offset or self.dtype == torch.float32
 
     @property
     def stack(self) -> LayerStack | None:

@@ -33,7 +33,8 @@ int main(int argc, char **argv) {
         give(argv[2], out, rows * b, sizeof *out);
     } else if (head[0] == 1) { /* add_rms_norm: x, residual [rows, a], weight [a] */
         scalar *x = take(from, rows * a, sizeof *x), *residual = take(from, rows * a, sizeof *x);
-        scalar *weight = take(from, a, sizeof *x), *out = malloc(rows * a * sizeof *out);
+        float *weight = take(from, a, sizeof *weight);
+        scalar *out = malloc(rows * a * sizeof *out);
         add_rms_norm(x, residual, weight, out, rows, a, 1e-5f, 1);
         give(argv[2], out, rows * a, sizeof *out);
     } else if (head[0] == 2) { /* silu_and_mul: x [rows, 2 a] */

@@ -96,7 +96,8 @@ class Step:
         )  # fmt: skip
         out = self.qkv.new_empty((len(self.qkv), num_heads * heads.dim))
         offsets = self.key_offsets
-        library.attend(arguments, self.qkv, self.qk_norm, cache, self.kv_scales, out, offsets)
+        norm = None if self.qk_norm is None else self.qk_norm.float()
+        library.attend(arguments, self.qkv, norm, cache, self.kv_scales, out, offsets)
         return out, cache
 
 

@@ -157,8 +157,9 @@ def test_greedy_tokens_are_those_of_transformers(
     assert found == expected
 
 
+@pytest.mark.parametrize("by", ["torch", "c"])
 def test_weights_of_norms_keep_what_16_bits_would_round(
-    checkpoint: Callable[[str], Pair], tmp_path: Path
+    checkpoint: Callable[[str], Pair], by: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """1 + w for a w of 2^-10 is no number of bfloat16."""
     folder, _ = checkpoint("gemma3")
@@ -167,10 +168,15 @@ def test_weights_of_norms_keep_what_16_bits_would_round(
         theirs.model.norm.weight.fill_(2**-10)
         theirs.model.layers[0].self_attn.q_norm.weight.fill_(2**-10)
     theirs.save_pretrained(tmp_path)
-    ours = load_model(tmp_path, torch.bfloat16, torch.device("cpu"), MAX_MODEL_LEN)
-    q_norm, _ = ours._layers[0].attention.qk_norms or (None, None)
-    for weight in (ours._final_norm.weight, q_norm):
-        assert weight is not None
+    monkeypatch.setenv("PAGEWIRE_CPU_KERNELS", "1" if by == "c" else "0")
+    ours: Any = load_model(tmp_path, torch.bfloat16, torch.device("cpu"), MAX_MODEL_LEN)
+    if by == "c":
+        layer = ours._compiled._layers[0]
+        weights = ours._compiled._final_norm, layer.qk_norm[0]
+    else:
+        weights = ours._final_norm.weight, ours._layers[0].attention.qk_norms[0]
+    for weight in weights:
+        assert weight.dtype == torch.float32
         assert (weight == 1 + 2**-10).all()
     (prompt,) = make_prompts(40)
     found = Steps(ours, [prompt]).run({0: 40})[0]

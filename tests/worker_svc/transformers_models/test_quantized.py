@@ -12,7 +12,7 @@ from worker_svc.config import WorkerConfig
 from worker_svc.startup import startup
 from worker_svc.transformers_models.model import TransformersModel
 
-CPU = WorkerConfig(device="cpu", dtype="float32", max_model_len=64)
+CPU = WorkerConfig(device="cpu", dtype="float32", max_model_len=64, model_impl="transformers")
 SIZES = {"head_dim": 16, "hidden_size": 64}
 FAMILIES = itertools.cycle(("olmo2", "phi3", "gemma2"))
 

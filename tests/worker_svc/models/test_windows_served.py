@@ -1,0 +1,31 @@
+"""Families with windows under a scheduler, by layers of ours: tokens equal transformers' own."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from tests.worker_svc.conftest import serving
+from tests.worker_svc.transformers_models import test_served
+from tests.worker_svc.transformers_models.families import Oracle, write
+from tests.worker_svc.transformers_models.test_served import Family
+
+CONFIG = replace(test_served.CONFIG, model_impl="native")
+
+
+@pytest.fixture(scope="module", params=["mistral", "gemma2", "gemma3", "gemma3_vl"])
+def family(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Family]:
+    name = request.param
+    folder = write(name, tmp_path_factory.mktemp("windows") / name)
+    oracle = Oracle(name, folder)
+    prompts = [test_served.prompt_of(length) for length in test_served.LENGTHS]
+    wanted = [oracle(prompt, test_served.NUM_TOKENS) for prompt in prompts]
+    assert oracle.smallest_lead > 1e-4, "another draw of weights would have clearer winners"
+    with serving(CONFIG, folder) as worker:
+        yield Family(name, worker, prompts, wanted)
+
+
+test_one_at_a_time = test_served.test_one_at_a_time_and_again_after_a_cached_prefix
+test_eight_at_a_time = test_served.test_eight_at_a_time_in_chunks_with_preemptions_and_a_lost_worker
