@@ -361,7 +361,7 @@ def _attend_decode(
     num_kv_heads = k.shape[1]
     # The query heads of a KV head become its queries, so that K and V are read once.
     q = q.reshape(num_seqs, num_kv_heads, num_heads // num_kv_heads, head_dim)
-    if kind.is_softmax:
+    if kind.softcap is None and sinks is None:
         out = F.scaled_dot_product_attention(q, k, v, attn_mask=group.mask, scale=kind.scale)
     else:
         out = _weighed(q, k, v, group.mask, kind, sinks, (num_kv_heads, -1, 1))
@@ -389,7 +389,7 @@ def _attend_prefill(
         queries = queries.permute(1, 2, 0, 3)
         k_seen = k[:, :, tile.first_key : tile.end_key]
         v_seen = v[:, :, tile.first_key : tile.end_key]
-        if kind.is_softmax:
+        if kind.softcap is None and sinks is None:
             attended = F.scaled_dot_product_attention(
                 queries,
                 k_seen,

@@ -1,8 +1,8 @@
 """Python interface of layer.c and attention.c: typed calls with tensors.
 
 Each operation is defined by the function of the same name in `kernels/reference.py`; names that end
-in an underscore overwrite an input. Weights of norms are float32 for every dtype. The structs repeat
-those of the C sources field by field.
+in an underscore overwrite an input. Weights of norms are float32 for every dtype. The structs
+repeat those of the C sources field by field.
 """
 
 import ctypes

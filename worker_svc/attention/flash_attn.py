@@ -254,7 +254,7 @@ def _words_of(kind: AttentionKind) -> dict[str, Any]:
     """The keywords of a kind beyond full attention."""
     words: dict[str, Any] = {}
     if kind.window is not None:
-        words["window_size"] = (kind.window - 1, 0)  # keys before the query, and behind it
+        words["window_size"] = (kind.window - 1, 0)  # keys before the query, and after it
     if kind.softcap is not None:
         words["softcap"] = kind.softcap
     return words

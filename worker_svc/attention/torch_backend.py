@@ -31,16 +31,27 @@ class TorchAttention:
 
     def __init__(self) -> None:
         self._parts: dict[AttentionKind, _Part] = {}
+        self._last: tuple[AttentionKind, _Part] | None = None  # of the layer before
 
     def attend(self, call: AttentionCall) -> Tensor:
         """The call's attention [T, H, Dv]; all calls of one kind bring the same batch."""
+        last, kv = self._last, call.kv
+        part = last[1] if last is not None and last[0] is call.kind else self._part(call)
+        if call.k is not None and call.v is not None:
+            kept = part.kept
+            k, v = (call.k, call.v) if kept is None else (call.k[kept], call.v[kept])
+            _, _, k_inverse, v_inverse = (None,) * 4 if kv.scales is None else kv.scales
+            k = k if kv.key_offsets is None else k.float() - kv.key_offsets
+            reference.store(k, kv.k_rows, part.slots, k_inverse)
+            reference.store(v, kv.v_rows, part.slots, v_inverse)
+        return reference.attend(call.q, kv.rows, part.plan, call.kind, kv.scales, call.sinks)
+
+    def _part(self, call: AttentionCall) -> _Part:
         part = self._parts.get(call.kind)
         if part is None:
             part = self._parts[call.kind] = _part_of(call)
-        if call.k is not None and call.v is not None:
-            _store(call, call.k, call.v, part)
-        kv = call.kv
-        return reference.attend(call.q, kv.rows, part.plan, call.kind, kv.scales, call.sinks)
+        self._last = call.kind, part
+        return part
 
 
 def _part_of(call: AttentionCall) -> _Part:
@@ -53,16 +64,6 @@ def _part_of(call: AttentionCall) -> _Part:
     if bool(kept.all()):
         return _Part(plan, batch.slot_mapping, None)
     return _Part(plan, batch.slot_mapping[kept], kept)
-
-
-def _store(call: AttentionCall, k: Tensor, v: Tensor, part: _Part) -> None:
-    if part.kept is not None:
-        k, v = k[part.kept], v[part.kept]
-    kv = call.kv
-    _, _, k_inverse, v_inverse = (None,) * 4 if kv.scales is None else kv.scales
-    k = k if kv.key_offsets is None else k.float() - kv.key_offsets
-    reference.store(k, kv.k_rows, part.slots, k_inverse)
-    reference.store(v, kv.v_rows, part.slots, v_inverse)
 
 
 class AttentionStep:

@@ -80,7 +80,7 @@ class CompiledLayer:
     post_norm: Tensor  # [hidden]
     gate_up: PackedLinear
     down: PackedLinear
-    output_norms: tuple[Tensor, Tensor] | None  # [hidden] of attention, and of the MLP
+    output_norms: tuple[Tensor | None, Tensor | None]  # [hidden] of attention, and of the MLP
     activation: Activation
 
     @classmethod
@@ -92,7 +92,7 @@ class CompiledLayer:
         attention: Attention,
         post_norm: RMSNorm,
         mlp: MLP,
-        output_norms: tuple[RMSNorm, RMSNorm] | None,
+        output_norms: tuple[RMSNorm | None, RMSNorm | None],
     ) -> "CompiledLayer":
         qkv, o = (packed(library, linear) for linear in attention.linears)
         gate_up, down = (packed(library, linear) for linear in mlp.linears)
@@ -101,20 +101,13 @@ class CompiledLayer:
             q_norm, k_norm = attention.qk_norms
             rows = [q_norm] * heads.num_heads + [k_norm] * heads.num_kv_heads
             qk_norm = torch.stack(rows).float()
-        norms = None
-        if output_norms is not None:
-            norms = output_norms[0].weight.float(), output_norms[1].weight.float()
+        of_attention, of_mlp = (
+            None if norm is None else norm.weight.float() for norm in output_norms
+        )
         return cls(
             input_norm.weight.float(), qkv, qk_norm, o, post_norm.weight.float(), gate_up, down,
-            norms, mlp.activation,
+            (of_attention, of_mlp), mlp.activation,
         )  # fmt: skip
-
-    @property
-    def output_norm_addresses(self) -> tuple[int | None, int | None]:
-        """Where the weights of the output norms are; None: it has none."""
-        if self.output_norms is None:
-            return None, None
-        return self.output_norms[0].data_ptr(), self.output_norms[1].data_ptr()
 
 
 class CompiledDecoder:
@@ -161,8 +154,8 @@ class CompiledDecoder:
                 next_qkv=next_qkv,
                 post_norm=layer.post_norm.data_ptr(),
                 next_norm=next_norm.data_ptr(),
-                attention_output_norm=layer.output_norm_addresses[0],
-                mlp_output_norm=layer.output_norm_addresses[1],
+                attention_output_norm=_at(layer.output_norms[0]),
+                mlp_output_norm=_at(layer.output_norms[1]),
                 hidden=len(final_norm),
                 inner=layer.gate_up.num_outputs // 2,
                 eps=eps,
@@ -243,3 +236,7 @@ class CompiledDecoder:
             rows=len(positions),
             sequences=len(batch.context_lens),
         )
+
+
+def _at(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()

@@ -50,23 +50,26 @@ class DecoderLayer:
         self.attention = Attention(size, spec.mixer, eps, dtype, device, offset)
         self.post_norm = RMSNorm(size, eps, dtype, device, offset)
         self.mlp = MLP(size, spec.feed, dtype, device)
-        self.output_norms: tuple[RMSNorm, RMSNorm] | None = None  # of attention, and of the MLP
+        # Of attention, and of the MLP.
+        self.output_norms: tuple[RMSNorm, RMSNorm] | tuple[None, None] = None, None
         if spec.norms_outputs:
             norms = (RMSNorm(size, eps, dtype, device, offset) for _ in range(2))
             self.output_norms = next(norms), next(norms)
 
     @property
     def _norms(self) -> tuple[RMSNorm, ...]:
-        return self.input_norm, self.post_norm, *(self.output_norms or ())
+        own = (norm for norm in self.output_norms if norm is not None)
+        return self.input_norm, self.post_norm, *own
 
     def destinations(self, prefix: str, names: TensorNames) -> Destinations:
         yield from self.input_norm.destinations(f"{prefix}.{names.input_norm}")
         yield from self.attention.destinations(f"{prefix}.{names.attention}")
         yield from self.post_norm.destinations(f"{prefix}.{names.post_norm}")
         yield from self.mlp.destinations(f"{prefix}.{names.mlp}")
-        if self.output_norms is not None:
-            of_attention, of_mlp = self.output_norms
+        of_attention, of_mlp = self.output_norms
+        if of_attention is not None:
             yield from of_attention.destinations(f"{prefix}.{names.attention_output_norm}")
+        if of_mlp is not None:
             yield from of_mlp.destinations(f"{prefix}.{names.mlp_output_norm}")
 
     def drop_output_biases(self) -> None:
@@ -85,14 +88,6 @@ class DecoderLayer:
         for norm in self._norms:
             norm.pack(dtype)
         self.mlp.pack()
-
-    def attended(self, hidden: Tensor) -> Tensor:
-        """What is added to the residual, of the attention's output."""
-        return hidden if self.output_norms is None else self.output_norms[0](hidden)
-
-    def fed(self, hidden: Tensor) -> Tensor:
-        """What is added to the residual, of the MLP's output."""
-        return hidden if self.output_norms is None else self.output_norms[1](hidden)
 
 
 class Decoder:
@@ -119,7 +114,8 @@ class Decoder:
         self._activation_dtype = activation_dtype(dtype, device)  # where neither kernels run
         self.device = device
         self.heads = heads = spec.uniform.mixer.heads
-        self.kinds = [layer.mixer.kind(max_model_len) for layer in spec.layers]
+        kinds = [layer.mixer.kind(max_model_len) for layer in spec.layers]
+        self.kinds = [kinds[kinds.index(kind)] for kind in kinds]  # equal ones are the same
         of_layers = [layer.mixer.rope for layer in spec.layers]
         self._ropes = rope_tables(spec.ropes, of_layers, heads.head_dim, max_model_len, device)
         self._table = self._head = _per_token(spec, dtype, device)  # [V, hidden]
@@ -244,9 +240,12 @@ class Decoder:
         next_norms = [layer.input_norm for layer in self._layers[1:]] + [self._final_norm]
         for index, (layer, next_norm) in enumerate(zip(self._layers, next_norms, strict=True)):
             hidden = self.group.all_reduce(layer.attention(hidden, step, index))
-            hidden, residual = layer.post_norm.add(layer.attended(hidden), residual)
+            of_attention, of_mlp = layer.output_norms
+            hidden = hidden if of_attention is None else of_attention(hidden)
+            hidden, residual = layer.post_norm.add(hidden, residual)
             hidden = self.group.all_reduce(layer.mlp(hidden))
-            hidden, residual = next_norm.add(layer.fed(hidden), residual)
+            hidden = hidden if of_mlp is None else of_mlp(hidden)
+            hidden, residual = next_norm.add(hidden, residual)
         return hidden
 
     @torch.inference_mode()

@@ -64,8 +64,9 @@ class FusedLayer:
     o: Gemm
     gate_up: NormedGemm
     down: Gemm
-    output_norms: tuple[Tensor, Tensor] | None  # [hidden] of attention, and of the MLP
-    activation: Activation
+    # [hidden] of attention, and of the MLP
+    output_norms: tuple[Tensor | None, Tensor | None] = (None, None)
+    activation: Activation = Activation.SILU
 
     @classmethod
     def of(
@@ -76,7 +77,7 @@ class FusedLayer:
         attention: Attention,
         post_norm: RMSNorm,
         mlp: MLP,
-        output_norms: tuple[RMSNorm, RMSNorm] | None,
+        output_norms: tuple[RMSNorm | None, RMSNorm | None],
     ) -> "FusedLayer":
         (qkv, o), (gate_up, down) = attention.linears, mlp.linears
         return cls(
@@ -87,14 +88,14 @@ class FusedLayer:
             gemm_of(o),
             normed_gemm_of(post_norm, gate_up),
             gemm_of(down),
-            None if output_norms is None else (output_norms[0].weight, output_norms[1].weight),
+            (_weight(output_norms[0]), _weight(output_norms[1])),
             mlp.activation,
         )
 
     @property
     def is_usual(self) -> bool:
         """True if outputs are added as they are, and the gate's activation is SiLU."""
-        return self.output_norms is None and self.activation is Activation.SILU
+        return self.output_norms == (None, None) and self.activation is Activation.SILU
 
     def gated(self, hidden: Hidden, eps: float) -> Tensor:
         """act(gate) * up of the normed residual: [T, I]."""
@@ -140,6 +141,10 @@ class FusedLayer:
         )
 
 
+def _weight(norm: RMSNorm | None) -> Tensor | None:
+    return None if norm is None else norm.weight
+
+
 G = TypeVar("G", FusedLinear | NarrowLinear, NormedLinear | NormedNarrowLinear)
 
 
@@ -171,7 +176,6 @@ class FusedDecoder:
         self._heads = heads
         self.triton = TritonAttention(heads, head)
         by_triton = AttentionChoice(self.triton, self.triton, self.triton)
-        # Can be replaced until the first graph is captured.
         self.attention = LayerChoices(dict.fromkeys(self.kinds, by_triton))
         self.one_row: ClusterLayers | None = None  # None: one row is a batch like any other
         self.gemm_choices: Choices = {}
@@ -180,6 +184,16 @@ class FusedDecoder:
     def has_biases(self) -> bool:
         """Whether a linear layer has one."""
         return any(layer.has_bias for layer in self._layers)
+
+    @property
+    def attention(self) -> LayerChoices:
+        """The attention backends; can be replaced until the first graph is captured."""
+        return self._attention
+
+    @attention.setter
+    def attention(self, choices: LayerChoices) -> None:
+        self._attention = choices
+        self._attends_by = [choices.of_kind[layer.kind] for layer in self._layers]
 
     @property
     def kinds(self) -> tuple[AttentionKind, ...]:
@@ -322,7 +336,7 @@ class FusedDecoder:
         layer = self._layers[index]
         qkv, rms_of = layer.qkv(hidden, self._eps)  # [T, (H + 2 Hkv) D]
         attended = None
-        if rms_of is None and self.attention.of_kind[layer.kind].decode is self.triton:
+        if rms_of is None and self._attends_by[index].decode is self.triton:
             rotary = Rotary(positions, layer.cos_sin, layer.qk_norms, self._eps)
             kv = kv_cache.of_layer(index)
             attended = self.triton.from_projection(qkv, rotary, kv, layer.kind, batch)
@@ -351,7 +365,7 @@ class FusedDecoder:
     def _close(self, index: int, hidden: Hidden, attended: Tensor) -> Hidden:
         """A layer from what it attended to, [T, H, D], on."""
         layer = self._layers[index]
-        of_attention, of_mlp = layer.output_norms or (None, None)
+        of_attention, of_mlp = layer.output_norms
         x, reader = attended.flatten(1), layer.gate_up
         hidden = self._add(layer.o, x, hidden, Slot.ATTENTION, reader, of_attention)
         inner = layer.gated(hidden, self._eps)  # [T, I]
@@ -362,6 +376,7 @@ class FusedDecoder:
         short = copy.copy(self)
         kept = rehearsed([layer.kind for layer in self._layers])
         short._layers = [self._layers[index] for index in kept]
+        short.attention = self._attention
         short.one_row = self.one_row and self.one_row.shortened(len(kept))
         return short
 
@@ -431,9 +446,8 @@ class FusedDecoder:
         return None if reader.norms(num_rows) else reader.norm
 
     def _attend(self, index: int, q: Tensor, kv_cache: KVCache, batch: AttentionBatch) -> Tensor:
-        kind = self._layers[index].kind
-        call = AttentionCall(q, kv_cache.of_layer(index), batch, kind)
-        return self.attention.of_kind[kind].attend(call)
+        call = AttentionCall(q, kv_cache.of_layer(index), batch, self._layers[index].kind)
+        return self._attends_by[index].attend(call)
 
 
 def _of_last(last: LastTokens, hidden: Hidden, q: Tensor) -> tuple[Hidden, Tensor, AttentionBatch]:

@@ -16,6 +16,7 @@ from transformers import (
     Gemma3TextConfig,
 )
 
+from tests.pagewire.gguf.test_gemma import file_of, random_model
 from tests.worker_svc.models.test_models import (
     MAX_MODEL_LEN,
     NO_IDS,
@@ -251,6 +252,18 @@ def test_what_a_published_configuration_with_pictures_leaves_out(tmp_path: Path)
     assert windows(spec)[:6] == [1024] * 5 + [None]
     with pytest.raises(UnsupportedModel, match="logit_bend: this key"):
         read(tmp_path, raw, logit_bend=0.5)
+
+
+@pytest.mark.parametrize("name", ["gemma2", "gemma3"])
+def test_a_gguf_file(name: str, tmp_path: Path) -> None:
+    theirs = random_model(name)
+    path = file_of(theirs, name=name).write(tmp_path / "model.gguf")
+    ours = load_model(path, torch.float32, torch.device("cpu"), 32)
+    (prompt,) = make_prompts(30)
+    prompt %= theirs.config.vocab_size
+    steps = Steps(ours, [prompt])
+    found = torch.cat([steps.run({0: count})[0] for count in (20, 1, 9)])
+    assert_same(found, expected_logits(theirs, prompt))
 
 
 def read(tmp_path: Path, raw: dict[str, Any], **changes: Any) -> ModelSpec:

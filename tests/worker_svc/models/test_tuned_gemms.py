@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from kernels.attention.kind import AttentionKind
 from kernels.gemm.cublas_lt import GemmKind
 from worker_svc.models.fused import FusedLayer
 from worker_svc.models.fused_gemms import FusedLinear, Hidden, NormedLinear
@@ -46,6 +47,7 @@ def layer() -> FusedLayer:
     torch.manual_seed(0)
     ones = torch.ones(HIDDEN)
     return FusedLayer(
+        kind=AttentionKind(1.0),
         qkv=NormedLinear(torch.randn(WIDTH, HIDDEN), torch.randn(WIDTH), ones, False),
         cos_sin=torch.empty(0, 2),
         qk_norms=None,

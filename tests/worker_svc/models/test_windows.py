@@ -105,7 +105,7 @@ def test_prompts_around_a_windows_length_whole_and_then_token_by_token(
 def test_chunks_that_end_around_a_windows_length(
     checkpoint: Callable[[str], Pair], name: str, by: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A prompt of several windows, cut at each place once, beside one that only decodes."""
+    """Prompts of several windows, cut at each place once, and one that is nearly whole at first."""
     folder, theirs = checkpoint(name)
     ours = load(folder, by, monkeypatch)
     length = 3 * WINDOW + 5

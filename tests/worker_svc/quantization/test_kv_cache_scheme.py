@@ -67,7 +67,7 @@ def test_the_cache_has_the_checkpoints_type_unless_another_is_asked_for(
     config = replace(CONFIG, kv_cache_dtype=option)
     model = startup.load(config, folder, "float32", "").decoder
     assert model.kv_dtype == dtype
-    scales = model.new_cache(4, 16).scales(1)
+    scales = model.new_cache(4, 16).of_layer(1).scales
     assert scales is not None
     assert scales[:2].tolist() == [[0.25, 0.25], [2.0, 2.0]]
 

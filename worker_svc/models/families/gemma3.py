@@ -79,7 +79,7 @@ FAMILY = Family(
     read,
     keys=gemma.KEYS | {"rope_local_base_freq", "sliding_window_pattern"},
     neutral=gemma.NEUTRAL,
-    # The period, where `layer_types` stands beside it, and what is about pictures alone.
+    # The period, which `layer_types` repeats, and what is about pictures alone.
     inert=gemma.INERT
     | {"_sliding_window_pattern", "boi_token_index", "eoi_token_index", "image_token_index"}
     | {"mm_tokens_per_image", "vision_config"},
