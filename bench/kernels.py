@@ -17,10 +17,10 @@ from torch.nn import functional as F
 
 from bench.harness.records import Results, add_json
 from kernels.attention.decode_attention import paged_decode_attention
-from kernels.attention.kind import AttentionKind
 from kernels.attention.prefill_attention import paged_attention
 from kernels.attention.rope import norm_rope_write_kv
 from kernels.attention.workspace import decode_workspace
+from kernels.attention_kind import AttentionKind
 from kernels.cluster import decode_float8 as decode_float8_cache
 from kernels.gemm.linear import linear, pays
 from kernels.gemm.tiled_linear import arrivals, tiled_linear

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kernels import fp8
-from kernels.attention.kind import AttentionKind
+from kernels.attention_kind import AttentionKind
 
 # A query tile attends to keys up to its own end, which saves half the work of a long prompt.
 QUERY_TILE = 256

@@ -15,7 +15,7 @@ from dataclasses import asdict
 import torch
 
 from bench.harness.records import Results, add_json
-from kernels.attention.kind import AttentionKind
+from kernels.attention_kind import AttentionKind
 from worker_svc.attention import flash_attn
 from worker_svc.attention.backend import AttentionTiming, Backend
 from worker_svc.attention.batch import HeadLayout

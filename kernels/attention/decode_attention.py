@@ -23,9 +23,9 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from kernels.attention.kind import AttentionKind
 from kernels.attention.paged import check_heads, check_sinks, output_for
 from kernels.attention.workspace import MAX_SLICES, DecodeWorkspace, decode_workspace
+from kernels.attention_kind import AttentionKind
 from kernels.pdl import has_pdl, launch_options
 
 _LOG2_E = 1.4426950408889634

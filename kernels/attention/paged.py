@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from kernels import fp8
-from kernels.attention.kind import AttentionKind
+from kernels.attention_kind import AttentionKind
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,8 +20,8 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.attention.decode_attention import capped
-from kernels.attention.kind import AttentionKind
 from kernels.attention.paged import Tiles, check_heads, check_sinks, output_for
+from kernels.attention_kind import AttentionKind
 from kernels.pdl import has_pdl, is_compiled, launch_options
 
 _LOG2_E = 1.4426950408889634

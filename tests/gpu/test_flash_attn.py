@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from kernels.attention.kind import AttentionKind
+from kernels.attention_kind import AttentionKind
 from tests.gpu.test_cuda_runner import CONFIG, SHAPE, generate, make_prompt
 from tests.pairs import pairwise
 from tests.worker_svc.paged_batches import PagedBatch, assert_close

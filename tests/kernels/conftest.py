@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.attention.kind import AttentionKind
+from kernels.attention_kind import AttentionKind
 from tests.kernels.interpreted import quicken
 
 quicken()

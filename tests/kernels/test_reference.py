@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from kernels import reference
-from kernels.attention.kind import AttentionKind
+from kernels.attention_kind import AttentionKind
 
 BLOCK_SIZE = 4
 EPS = 1e-5

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from kernels.attention.kind import AttentionKind
+from kernels.attention_kind import AttentionKind
 from worker_svc.attention.batch import AttentionBatch
 from worker_svc.attention.kv_cache import LayerKv
 

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.attention.kind import AttentionKind
+from kernels.attention_kind import AttentionKind
 from worker_svc.attention.batch import AttentionBatch
 from worker_svc.attention.call import AttentionCall
 

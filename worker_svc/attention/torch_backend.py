@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from kernels import reference
-from kernels.attention.kind import AttentionKind
+from kernels.attention_kind import AttentionKind
 from kernels.reference import AttentionPlan
 from worker_svc.attention.batch import AttentionBatch, HeadLayout
 from worker_svc.attention.call import AttentionCall

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from kernels.attention.decode_attention import attend_leading, paged_decode_attention
-from kernels.attention.kind import AttentionKind
 from kernels.attention.prefill_attention import attend_tiles, paged_attention
 from kernels.attention.workspace import decode_workspace
+from kernels.attention_kind import AttentionKind
 from kernels.cluster import decode_float8, decode_float8_rows
 from worker_svc.attention.batch import AttentionBatch, HeadLayout, MixedBatch
 from worker_svc.attention.call import AttentionCall

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kernels.attention.kind import AttentionKind
+from kernels.attention_kind import AttentionKind
 from kernels.cpu.library import (
     MAX_HEAD_DIM,
     MAX_HEADS_PER_KV_HEAD,

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 from torch import Tensor
 
-from kernels.attention.kind import AttentionKind
 from kernels.attention.rope import norm_rope_write_kv
+from kernels.attention_kind import AttentionKind
 from kernels.comm.all_reduce import TableRows, all_reduce
 from kernels.gemm.cublas_lt import GemmKind
 from kernels.norm.rms_norm import add_rms_norm, rms_norm

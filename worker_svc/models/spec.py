@@ -8,7 +8,7 @@ from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
-from kernels.attention.kind import AttentionKind
+from kernels.attention_kind import AttentionKind
 from worker_svc.attention.batch import HeadLayout
 from worker_svc.models.rope import RotaryConfig, YarnScaling
 from worker_svc.quantization.scheme import Quantization

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from kernels import fp8
-from kernels.attention.kind import AttentionKind
+from kernels.attention_kind import AttentionKind
 from kernels.gemm import cublas_lt
 from pagewire.gguf.files import read_file
 from wire.grammar import Vocabulary, read_vocabulary

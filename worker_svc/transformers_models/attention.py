@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
-from kernels.attention.kind import AttentionKind
+from kernels.attention_kind import AttentionKind
 from worker_svc.attention import torch_backend
 from worker_svc.attention.backend import AttentionChoice
 from worker_svc.attention.batch import AttentionBatch, HeadLayout, fuses

@@ -13,7 +13,7 @@ from statistics import geometric_mean
 
 import torch
 
-from kernels.attention.kind import AttentionKind
+from kernels.attention_kind import AttentionKind
 from worker_svc.attention import flash_attn
 from worker_svc.attention.backend import (
     KINDS,

@@ -13,7 +13,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from kernels.attention.kind import AttentionKind
+from kernels.attention_kind import AttentionKind
 from worker_svc.attention.backend import AttentionTiming, Backend
 from worker_svc.attention.batch import AttentionBatch, HeadLayout
 from worker_svc.attention.call import AttentionCall

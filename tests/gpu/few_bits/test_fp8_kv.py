@@ -5,10 +5,10 @@ import torch
 
 from kernels import fp8
 from kernels.attention.decode_attention import paged_decode_attention
-from kernels.attention.kind import AttentionKind
 from kernels.attention.prefill_attention import paged_attention
 from kernels.attention.rope import norm_rope_write_kv
 from kernels.attention.workspace import decode_workspace
+from kernels.attention_kind import AttentionKind
 from kernels.cluster import decode_float8
 
 CUDA = torch.device("cuda")

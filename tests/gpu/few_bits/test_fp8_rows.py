@@ -5,8 +5,8 @@ import torch
 
 from kernels import fp8
 from kernels.attention.decode_attention import paged_decode_attention
-from kernels.attention.kind import AttentionKind
 from kernels.attention.rope import norm_rope_write_kv
+from kernels.attention_kind import AttentionKind
 from kernels.cluster import decode_float8_rows
 
 CUDA = torch.device("cuda")

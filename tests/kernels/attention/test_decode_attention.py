@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from kernels.attention.decode_attention import attend_leading, paged_decode_attention
-from kernels.attention.kind import AttentionKind
 from kernels.attention.workspace import decode_workspace
+from kernels.attention_kind import AttentionKind
 from tests.pairs import pairwise
 
 SHAPES = [  # query heads, KV heads, head size, block size, contexts

@@ -8,11 +8,11 @@ import torch
 
 from kernels import fp8
 from kernels.attention.decode_attention import attend_leading, paged_decode_attention
-from kernels.attention.kind import AttentionKind
 from kernels.attention.paged import Tiles
 from kernels.attention.prefill_attention import attend_tiles, paged_attention, tokens_per_tile
 from kernels.attention.rope import norm_rope_write_kv
 from kernels.attention.workspace import decode_workspace
+from kernels.attention_kind import AttentionKind
 from tests.pairs import pairwise
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2

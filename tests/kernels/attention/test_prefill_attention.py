@@ -6,9 +6,9 @@ from itertools import accumulate
 import pytest
 import torch
 
-from kernels.attention.kind import AttentionKind
 from kernels.attention.paged import Tiles
 from kernels.attention.prefill_attention import attend_tiles, paged_attention, tokens_per_tile
+from kernels.attention_kind import AttentionKind
 from tests.pairs import pairwise
 
 BATCHES = {  # (context, queries) of each sequence

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from kernels.attention.decode_attention import attend_leading, paged_decode_attention
-from kernels.attention.kind import AttentionKind
 from kernels.attention.paged import Tiles
 from kernels.attention.prefill_attention import attend_tiles, paged_attention, tokens_per_tile
+from kernels.attention_kind import AttentionKind
 
 HEADS, KV_HEADS, DIM, BLOCK = 6, 2, 32, 16
 SCALE = 0.3

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from kernels import reference
-from kernels.attention.kind import AttentionKind
+from kernels.attention_kind import AttentionKind
 from kernels.cpu.library import AttentionArguments, Library
 from tests.kernels.cpu.cpu_cases import COMBINATIONS, randn, require
 

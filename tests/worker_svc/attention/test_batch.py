@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from kernels import reference
-from kernels.attention.kind import AttentionKind
+from kernels.attention_kind import AttentionKind
 from worker_svc.attention.batch import AttentionBatch, HeadLayout
 from worker_svc.attention.kv_cache import KVCache, block_bytes
 from worker_svc.attention.rope_tables import RopeTables

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from kernels.attention.kind import AttentionKind
+from kernels.attention_kind import AttentionKind
 from tests.worker_svc.flash_attn_stand_in import importer
 from tests.worker_svc.paged_batches import PagedBatch, assert_close
 from worker_svc.attention import flash_attn

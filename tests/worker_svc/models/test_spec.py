@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from kernels.attention.kind import AttentionKind
+from kernels.attention_kind import AttentionKind
 from worker_svc.models.rope import RotaryConfig, YarnScaling
 from worker_svc.models.sharding import Sharding
 from worker_svc.models.spec import (

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.attention.kind import AttentionKind
+from kernels.attention_kind import AttentionKind
 from kernels.gemm.cublas_lt import GemmKind
 from worker_svc.models.fused import FusedLayer
 from worker_svc.models.fused_gemms import FusedLinear, Hidden, NormedLinear

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.attention.kind import AttentionKind
+from kernels.attention_kind import AttentionKind
 from tests.worker_svc.two_ranks import on_two_ranks
 from worker_svc.attention.backend import AttentionChoice, AttentionTiming, Backend, LayerChoices
 from worker_svc.attention.batch import MixedBatch

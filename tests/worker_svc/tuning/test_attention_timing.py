@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from kernels import reference
-from kernels.attention.kind import AttentionKind
+from kernels.attention_kind import AttentionKind
 from tests.worker_svc.flash_attn_stand_in import importer
 from worker_svc.attention import flash_attn
 from worker_svc.attention.backend import Backend
