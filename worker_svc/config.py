@@ -87,6 +87,7 @@ class WorkerConfig:
     max_model_len: int = 0
     kv_cache_gib: float | None = None
     host_blocks: int = 0
+    state_snapshots: int | None = None
     gpu_memory_utilization: float | None = None
     threads: int = 0
     tensor_parallel_size: int = 1
@@ -114,6 +115,8 @@ class WorkerConfig:
             "threads",
         ):
             _require(getattr(self, name) >= 0, name, getattr(self, name), "0 or more")
+        snapshots = self.state_snapshots
+        _require(snapshots is None or snapshots >= 0, "state_snapshots", snapshots, "0 or more")
         for name, known in CHOICES.items():
             value = getattr(self, name)
             _require(value in known, name, value, "one of " + ", ".join(known))
@@ -387,6 +390,12 @@ def _add_sizes(parser: argparse.ArgumentParser) -> None:
     add("--max-model-len", int, "maximum tokens of prompt plus output; 0: the model's own limit")
     add("--kv-cache-gib", float, "KV cache on cpu, GiB; None: up to 4 or a quarter of free memory")
     add("--host-blocks", int, "KV blocks in host memory for preemption by swap; 0: none")
+    add(
+        "--state-snapshots",
+        int,
+        "snapshots of recurrent states, for the prefix cache of models that have some; 0: none; "
+        "None: two a sequence, in up to a tenth of memory",
+    )
     add(
         "--gpu-memory-utilization",
         float,

@@ -91,6 +91,7 @@ OPTIONS: dict[str, tuple[str, ...]] = {
         "max-model-len",
         "kv-cache-gib",
         "host-blocks",
+        "state-snapshots",
         "gpu-memory-utilization",
         "threads",
         "tensor-parallel-size",

@@ -26,6 +26,15 @@ class MixedBatch:
 
 
 @dataclass(frozen=True, slots=True)
+class StateCut:
+    """A place between a sequence's tokens whose states go into a snapshot."""
+
+    sequence: int
+    num_tokens: int  # of the sequence's, before it
+    snapshot: int
+
+
+@dataclass(frozen=True, slots=True)
 class AttentionBatch:
     """Where this step's T tokens of B sequences lie and what they may see."""
 
@@ -41,6 +50,7 @@ class AttentionBatch:
     mixed: MixedBatch | None = None  # in place of parts and lengths, in a graph
     # [B]: whose states each sequence has, of padding below 0; None: of none.
     slots: Tensor | None = None
+    state_cuts: tuple[StateCut, ...] = ()  # in order of sequences and tokens
 
     @classmethod
     def of_decodes(

@@ -148,7 +148,12 @@ class Decoder:
     def states(self) -> None:
         """None: keys and values are all that a sequence leaves."""
 
-    def make_states(self, max_num_seqs: int) -> None:
+    @property
+    def state_bytes(self) -> int:
+        """0: there are no states."""
+        return 0
+
+    def make_states(self, max_num_seqs: int, num_snapshots: int) -> None:
         """Has nothing to allocate."""
 
     def kv_layout(self, num_blocks: int, block_size: int) -> str:

@@ -3,6 +3,7 @@
 `Decoder` is the implementation with layers of ours; another may bring layers of its own.
 """
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -41,6 +42,12 @@ class ModelShape(Protocol):
 
 class StatesBySlot(Protocol):
     """States of sequences that lie in slots; a step writes them when it has worked."""
+
+    def restore(self, snapshots: Mapping[int, int]) -> None:
+        """The next step of these slots reads a snapshot, by slot, in place of their states."""
+
+    def save(self, snapshots: Mapping[int, int]) -> None:
+        """Copies the states of these slots, as the step has written them, into snapshots."""
 
     def commit(self, slots: IntColumn) -> None:
         """The step worked, and wrote the states of these slots."""
@@ -83,8 +90,12 @@ class StepModel(Protocol):
     def new_cache(self, num_blocks: int, block_size: int) -> Any:
         """An empty `PagedCache` for this model."""
 
-    def make_states(self, max_num_seqs: int) -> None:
-        """Allocates the states of all slots, where there are any."""
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of the states of one sequence; 0: it has none."""
+
+    def make_states(self, max_num_seqs: int, num_snapshots: int) -> None:
+        """Allocates the states of all slots, and snapshots of them, where there are any."""
 
     def forward(
         self,

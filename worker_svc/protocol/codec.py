@@ -22,6 +22,7 @@ from worker_svc.protocol.step import (
     Limits,
     NewSequence,
     RowSampling,
+    StateSave,
     StepInput,
     StepMoves,
     StepOutput,
@@ -129,6 +130,7 @@ def decode_step(frame: bytes, limits: Limits) -> StepInput:
         wants_state=step.wants_state,
         num_drafted=num_drafted,
         draft_token_ids=draft_token_ids,
+        state_saves=_state_saves(step, limits),
     )
 
 
@@ -158,6 +160,20 @@ def _moves(step: worker_pb2.SchedulerOutput, limits: Limits) -> StepMoves | None
         read("copied_from_block_ids", device), read("copied_to_block_ids", device)
     )
     return StepMoves(swapped_out, to_host, from_host, swapped_in, copied_from, copied_to)
+
+
+def _state_saves(step: worker_pb2.SchedulerOutput, limits: Limits) -> tuple[StateSave, ...]:
+    if not step.state_save_slots:  # nearly always
+        return ()
+    slots = columns.slots(step.state_save_slots, "state_save_slots", limits)
+    positions = columns.column(step.state_save_positions, "state_save_positions")
+    columns.check_range(positions, 1, limits.max_model_len + 1, "state_save_positions", "position")
+    snapshots = columns.state_snapshots(step.state_save_snapshots, "state_save_snapshots", limits)
+    for name, column in (("positions", positions), ("snapshots", snapshots)):
+        if len(column) != len(slots):
+            raise BadStep(f"state_save_{name}", f"{len(column)} for {len(slots)} state_save_slots")
+    saves = zip(slots.tolist(), positions.tolist(), snapshots.tolist(), strict=True)
+    return tuple(StateSave(*save) for save in saves)
 
 
 def encode_output(output: StepOutput) -> bytes:
@@ -296,6 +312,11 @@ def _new_sequence(message: worker_pb2.NewSequence, name: str, limits: Limits) ->
             f"{name}.block_ids",
             f"{len(block_ids)} blocks, {limits.max_blocks_per_seq} hold max_model_len",
         )
+    if message.state_snapshot > limits.num_state_snapshots:
+        raise BadStep(
+            f"{name}.state_snapshot",
+            f"{message.state_snapshot}, there are {limits.num_state_snapshots}",
+        )
     return NewSequence(
         slot=message.slot,
         request_id=message.request_id,
@@ -308,6 +329,7 @@ def _new_sequence(message: worker_pb2.NewSequence, name: str, limits: Limits) ->
         prompt_only=message.prompt_only,
         grammar_preparation=message.grammar_preparation,
         trace=context_from_proto(message.trace) if message.HasField("trace") else None,
+        state_snapshot=message.state_snapshot,
     )
 
 

@@ -49,6 +49,15 @@ def host_block_ids(packed: bytes, name: str, limits: Limits) -> Integers:
     return found
 
 
+def state_snapshots(packed: bytes, name: str, limits: Limits) -> Integers:
+    """Decodes numbers of snapshots without repetition."""
+    found = column(packed, name)
+    check_range(found, 1, limits.num_state_snapshots + 1, name, "snapshot")
+    if len(np.unique(found)) != len(found):
+        raise BadStep(name, "a snapshot appears twice")
+    return found
+
+
 def pairs(
     sources: tuple[str, Integers], targets: tuple[str, Integers]
 ) -> tuple[IntColumn, IntColumn]:

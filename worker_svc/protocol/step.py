@@ -48,6 +48,7 @@ class Limits:
     max_model_len: int
     vocab_size: int
     num_host_blocks: int = 0
+    num_state_snapshots: int = 0  # numbered from 1
 
     @property
     def max_blocks_per_seq(self) -> int:
@@ -130,6 +131,7 @@ class NewSequence:
     prompt_only: bool = False  # no token is sampled
     grammar_preparation: int = 0  # of its grammar; 0: it was not prepared
     trace: TraceContext | None = None  # of a request that is traced
+    state_snapshot: int = 0  # of its states after the computed tokens; 0: there is none
 
     @property
     def prompt_output_end(self) -> int:
@@ -154,6 +156,15 @@ class StepMoves:
 
 
 @dataclass(frozen=True, slots=True)
+class StateSave:
+    """A snapshot to make of a slot's states once so many of its tokens are computed."""
+
+    slot: int
+    position: int
+    snapshot: int
+
+
+@dataclass(frozen=True, slots=True)
 class StepInput:
     """One step, as changes to the worker's state; the fields are applied in this order."""
 
@@ -173,6 +184,7 @@ class StepInput:
     num_drafted: IntColumn = field(default_factory=no_entries)  # drafts per row; empty: none
     # Row after row; empty although there are drafts: the worker's draft model makes them.
     draft_token_ids: IntColumn = field(default_factory=no_entries)
+    state_saves: tuple[StateSave, ...] = ()  # in this step or a later one
 
     @property
     def num_tokens(self) -> int:

@@ -27,6 +27,7 @@ from worker_svc.protocol.step import (
     no_entries,
 )
 from worker_svc.runner.rows import Rows, drafts_of, refuse, runs
+from worker_svc.runner.state_saves import NONE_DUE, DueSaves, Pending, add_saves, take_due
 from worker_svc.sampling.grammars import Grammars
 from worker_svc.sampling.logits_processors import LogitsProcessors
 from worker_svc.sampling.logprobs import Wanted
@@ -74,13 +75,14 @@ class HostSlots:
 
     columns: NDArray[np.void]  # [max_num_seqs] of SLOT
     occupants: list[Occupant | None]
+    state_saves: Pending = field(default_factory=dict)
 
     @classmethod
     def empty(cls, max_num_seqs: int) -> "HostSlots":
         return cls(np.zeros(max_num_seqs, dtype=SLOT), [None] * max_num_seqs)
 
     def copy(self) -> "HostSlots":
-        return HostSlots(self.columns.copy(), self.occupants.copy())
+        return HostSlots(self.columns.copy(), self.occupants.copy(), self.state_saves.copy())
 
     @property
     def live_slots(self) -> IntColumn:
@@ -95,6 +97,7 @@ class Staged:
     table: HostSlots
     appended_at: IntColumn  # position in the block table of each appended block
     rows: Rows
+    state_saves: DueSaves = NONE_DUE
 
     def counts_after(self) -> tuple[IntColumn, IntColumn, IntColumn]:
         """The live slots, and what each has computed and knows once the step is done."""
@@ -148,7 +151,10 @@ class BatchState:
         for index, sequence in enumerate(step.new_sequences):
             self._enter(table, sequence, f"new_sequences[{index}]")
         appended_at = self._append(table, step.appended_slots)
-        return Staged(step, table, appended_at, self._rows(table, step))
+        rows = self._rows(table, step)
+        add_saves(table.state_saves, step.state_saves, table.columns["num_computed"])
+        due = take_due(table.state_saves, rows)
+        return Staged(step, table, appended_at, rows, due)
 
     def write(self, staged: Staged, enter: Callable[[Staged], None] | None = None) -> None:
         """Brings the device rows up to date with a staged step.
@@ -301,8 +307,9 @@ class BatchState:
         if len(empty):
             raise BadStep("freed_slots", f"slot {empty[0]} is empty")
         table.columns[slots] = np.zeros((), dtype=SLOT)
-        for slot in slots:
+        for slot in slots.tolist():
             table.occupants[slot] = None
+            table.state_saves.pop(slot, None)
 
     def _enter(self, table: HostSlots, sequence: NewSequence, name: str) -> None:
         occupant = table.occupants[sequence.slot]

@@ -271,7 +271,7 @@ class CudaRunner(ModelRunner):
         self, staged: Staged, parts: list[Part], clock: StepClock, started: float
     ) -> Computed:
         """Kernel by kernel: steps that no graph holds, and those that say something of prompts."""
-        model_inputs = inputs.build(self.state, staged.rows)
+        model_inputs = inputs.build(self.state, staged.rows, staged.state_saves)
         sampling = self.state.sampling_rows(staged) if staged.rows.samples.any() else None
         prepare_us = us_since(started)
         clock.begin()

@@ -6,11 +6,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from worker_svc.attention.batch import AttentionBatch, LastTokens
+from worker_svc.attention.batch import AttentionBatch, LastTokens, StateCut
 from worker_svc.device.transfer import upload
 from worker_svc.protocol.step import IntColumn, Limits
 from worker_svc.runner.batch_state import BatchState
 from worker_svc.runner.rows import Rows, runs
+from worker_svc.runner.state_saves import NONE_DUE, DueSaves
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +25,7 @@ class ModelInputs:
     last: LastTokens | None = None  # the same, for layers that compute no other tokens
 
 
-def build(state: BatchState, rows: Rows) -> ModelInputs:
+def build(state: BatchState, rows: Rows, saves: DueSaves = NONE_DUE) -> ModelInputs:
     """Gathers the rows' tokens and cache slots from the state's device rows."""
     block_size = state.limits.block_size
     num_scheduled = rows.num_scheduled
@@ -60,6 +61,7 @@ def build(state: BatchState, rows: Rows) -> ModelInputs:
         max_seqlen_q=int(num_scheduled.max()),
         max_context_len=max_context_len,
         slots=row_slots,
+        state_cuts=tuple(StateCut(due.row, due.num_tokens, due.snapshot) for due in saves.within),
     )
     has_last = is_cuda and not rows.is_decode and rows.drafts is None
     num_decodes = int((num_scheduled != 1).argmax())  # the leading rows

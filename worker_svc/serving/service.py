@@ -271,6 +271,7 @@ def to_description(description: Description) -> worker_pb2.WorkerDescription:
         prepares_grammars=True,
         verifies_drafts=description.verifies_drafts,
         has_states=description.has_states,
+        num_state_snapshots=description.num_state_snapshots,
         draft_model=None
         if description.draft_model is None
         else to_model_info(description.draft_model),

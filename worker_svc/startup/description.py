@@ -57,6 +57,7 @@ class Description:
     rehearsed_s: Mapping[int, float] = field(default_factory=dict)  # by number of tokens
     rank_addresses: tuple[str, ...] = ()  # by rank; empty without tensor parallelism
     has_states: bool = False  # a slot has states besides its blocks
+    num_state_snapshots: int = 0
 
 
 def facts_of(

@@ -291,6 +291,7 @@ def describe(model: LoadedModel, runner: ModelRunner, incarnation: int) -> Descr
         num_host_blocks=limits.num_host_blocks,
         verifies_drafts=runner.verifies_drafts,
         has_states=model.decoder.states is not None,
+        num_state_snapshots=limits.num_state_snapshots,
         draft_model=None if model.draft is None else model.draft.facts,
     )
 
@@ -368,7 +369,7 @@ def _runner(
 ) -> ModelRunner:
     kv_cache = model.decoder.new_cache(num_blocks, config.block_size)
     limits = _limits(config, model, num_blocks, num_host_blocks)
-    model.decoder.make_states(limits.max_num_seqs)
+    model.decoder.make_states(limits.max_num_seqs, limits.num_state_snapshots)
     grammars = _grammars(model)
     made: type[ModelRunner] = EagerRunner
     if model.decoder.stack is not None:
@@ -400,11 +401,20 @@ def _limits(
     config: WorkerConfig, model: LoadedModel, num_blocks: int, num_host_blocks: int = 0
 ) -> Limits:
     facts = model.facts
+    limits = shape_limits(config, model.device.type, facts.max_model_len, facts.vocab_size)
     return replace(
-        shape_limits(config, model.device.type, facts.max_model_len, facts.vocab_size),
+        limits,
         num_blocks=num_blocks,
         num_host_blocks=num_host_blocks,
+        num_state_snapshots=_num_state_snapshots(config, model, limits.max_num_seqs),
     )
+
+
+def _num_state_snapshots(config: WorkerConfig, model: LoadedModel, max_num_seqs: int) -> int:
+    state_bytes = model.decoder.state_bytes
+    if state_bytes and config.state_snapshots is not None:
+        return config.state_snapshots
+    return kv_sizing.num_state_snapshots(state_bytes, max_num_seqs, model.device)
 
 
 def shape_limits(config: WorkerConfig, kind: str, max_model_len: int, vocab_size: int) -> Limits:

@@ -98,10 +98,12 @@ async def test_eight_at_a_time_in_chunks_with_preemptions_and_a_lost_worker(fami
 
 
 async def under_a_scheduler(
-    worker: Worker, work: Callable[[Engine, Any], Awaitable[list[list[int]]]]
+    worker: Worker,
+    work: Callable[[Engine, Any], Awaitable[list[list[int]]]],
+    **options: Any,
 ) -> tuple[list[list[int]], Engine]:
     """Does the work at a scheduler of its own, whose recoveries and steps can be looked at."""
-    engine = Engine(service_config(worker.server.port, max_num_seqs=8))
+    engine = Engine(service_config(worker.server.port, max_num_seqs=8, **options))
     server = grpc.aio.server(options=SERVER_OPTIONS)
     scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(SchedulerService(engine), server)
     port = bind(server, "127.0.0.1:0", "test")
