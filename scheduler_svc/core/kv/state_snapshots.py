@@ -21,7 +21,6 @@ from scheduler_svc.core.kv.block_table import MAX_INT32, Index
 from scheduler_svc.core.kv.slots import SlotTable
 from scheduler_svc.core.request.config import SchedulerConfig
 from scheduler_svc.core.request.sequence import Sequence
-from scheduler_svc.core.step.start import Start
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,19 +79,21 @@ class StateSnapshots:
         last = int(here[-1])
         return (last + 1) * size, found[last]
 
-    def enter(self, sequence: Sequence, slot: int, start: Start) -> None:
-        """Notes when a sequence's snapshots are due, and keeps the one that it begins after."""
-        if start.snapshot is not None:
-            self.pool.share([start.snapshot])
-            self._read.append(start.snapshot)
+    def hold(self, snapshot: int) -> None:
+        """Keeps a snapshot that a sequence begins after, until its step is planned."""
+        self.pool.share([snapshot])
+        self._read.append(snapshot)
+
+    def enter(self, sequence: Sequence, slot: int, num_computed: int, num_matched: int) -> None:
+        """Notes when a sequence's snapshots are due, by its tokens computed and those cached."""
         if sequence.is_private:
             self._due[slot] = MAX_INT32
             return
         # At least one token of a prompt is computed, so an equal prompt ends its hit here.
         num_tokens = len(sequence.token_ids)
         end = (num_tokens - 1) // self._stride * self._stride
-        due, after = [], start.num_computed
-        for position in (start.num_matched, end):
+        due, after = [], num_computed
+        for position in (num_matched, end):
             if position >= after + self.interval:
                 due.append(position)
                 after = position

@@ -169,7 +169,9 @@ class SchedulerState:
         slot = self.free_slots.pop()
         self.table.enter(sequence, slot, start.num_computed, rows)
         if self.snapshots is not None:
-            self.snapshots.enter(sequence, slot, start)
+            self.snapshots.enter(sequence, slot, start.num_computed, start.num_matched)
+            if start.snapshot is not None:
+                self.snapshots.hold(start.snapshot)
         sequence.timeline.enter(Phase.PREFILL, self.now_s)
         return [row.block_ids for row in rows]
 
