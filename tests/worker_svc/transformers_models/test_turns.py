@@ -1,4 +1,7 @@
-"""Sessions of hybrids: each turn begins after a snapshot, and gives the tokens of a cold one."""
+"""Sessions of hybrids: each turn begins after a snapshot, and gives the tokens of a cold one.
+
+A lost worker changes nothing.
+"""
 
 import asyncio
 from collections.abc import Iterator
@@ -13,8 +16,8 @@ from tests.worker_svc.conftest import Worker, serving
 from tests.worker_svc.transformers_models import test_served
 from tests.worker_svc.transformers_models.families import VOCAB_SIZE, write
 
-NUM_SESSIONS, NUM_TURNS, NUM_ASKED, NUM_ANSWERED = 4, 9, 24, 40
-SYSTEM = test_served.prompt_of(100)
+NUM_SESSIONS, NUM_TURNS, NUM_ASKED, NUM_ANSWERED = 3, 8, 52, 12
+SYSTEM = test_served.prompt_of(200)
 MAX_MODEL_LEN = 720
 CONFIG = replace(
     test_served.CONFIG,
@@ -25,7 +28,7 @@ CONFIG = replace(
 )
 
 
-@pytest.fixture(scope="module", params=["qwen3_5", "lfm2"])
+@pytest.fixture(scope="module", params=["nemotron_h", "lfm2"])
 def worker(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Worker]:
@@ -58,16 +61,11 @@ async def test_turns_hit_four_fifths_and_answer_as_without_a_cache(worker: Worke
     counters = engine.groups[0].core.counters
     assert counters.prefix_hit_tokens > 0.8 * counters.prefix_query_tokens
 
-
-async def test_turns_between_preemptions_and_a_lost_worker(worker: Worker) -> None:
-    calm, _ = await test_served.under_a_scheduler(worker, sessions, enable_prefix_caching=False)
-
     async def disturbed(engine: Engine, stub: Any) -> list[list[int]]:
         work = asyncio.create_task(sessions(engine, stub))
-        (group,) = engine.groups
-        core = group.core
-        for at in (NUM_SESSIONS * 2, NUM_SESSIONS * 4):
-            while core.num_finished < at:
+        core = engine.groups[0].core
+        for num_turns in (2, 5):
+            while core.num_finished < NUM_SESSIONS * num_turns:
                 assert not work.done()
                 await asyncio.sleep(0.001)
             session = worker.server._session
@@ -75,5 +73,5 @@ async def test_turns_between_preemptions_and_a_lost_worker(worker: Worker) -> No
         return await work
 
     found, engine = await test_served.under_a_scheduler(worker, disturbed)
-    assert found == calm
+    assert found == cold
     assert engine.groups[0].num_recoveries == 2
