@@ -10,7 +10,7 @@ A layer's caches are [num_blocks, block_size, Hkv, D]; token p of a sequence is 
 sizes differ, as two.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
@@ -60,6 +60,34 @@ def silu_and_mul(x: Tensor) -> Tensor:
     """silu(first half of the last dimension) * second half."""
     gate, up = x.chunk(2, dim=-1)
     return F.silu(gate).mul_(up)
+
+
+def choose_experts(logits: Tensor, top_k: int, renormalizes: bool) -> tuple[Tensor, Tensor]:
+    """A router's logits [T, E] -> experts' weights in float32 and indices, [T, top_k] each."""
+    weights, chosen = logits.float().softmax(-1).topk(top_k, -1)
+    if renormalizes:
+        weights = weights / weights.sum(-1, keepdim=True)
+    return weights, chosen
+
+
+def feed_experts(
+    x: Tensor,
+    weights: Tensor,
+    chosen: Tensor,
+    gate_ups: Sequence[Callable[[Tensor], Tensor]],
+    downs: Sequence[Callable[[Tensor], Tensor]],
+) -> Tensor:
+    """x [T, h], and the weights and the indices of each row's experts [T, k] -> [T, h].
+
+    An expert is the product with its gate and up matrices, then that with its down matrix. The
+    weighted sum is in float32.
+    """
+    out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
+    for expert in chosen.flatten().bincount().nonzero()[:, 0].tolist():
+        rows, places = (chosen == expert).nonzero(as_tuple=True)
+        y = downs[expert](silu_and_mul(gate_ups[expert](x[rows])))
+        out.index_add_(0, rows, y.float() * weights[rows, places, None])
+    return out.to(x.dtype)
 
 
 def rotary_rows(cos_sin: Tensor, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,162 @@
+# mypy: disable-error-code="untyped-decorator"
+"""The experts of a few rows: each pair of a row and an expert has programs of its own.
+
+    x [T, h], gate_up [E, 2I, h]                        ->  inner [T * top_k, I]
+    inner, down [E, h, I], residual [T, h] or None      ->  [T, h]
+
+Weights go from memory to registers and are used once; sums are float32. Where two rows have one
+expert, its weights are read twice, from the cache: with more rows `grouped_linear` is quicker.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from kernels.experts.router import Routing
+from kernels.pdl import has_pdl, launch_options
+
+MAX_ROWS = 4
+_GATED_TILE = 8192  # elements of each of the two matrices that a program reads at once
+_SUMMED_TILE = 1024
+_MAX_BLOCK_K = 2048
+
+
+def gated(x: torch.Tensor, gate_up: torch.Tensor, routing: Routing) -> torch.Tensor:
+    """silu(gate) * up of each pair, [T * top_k, I]."""
+    _, width, hidden = gate_up.shape
+    _check(x, gate_up, hidden)
+    inner = width // 2
+    out = x.new_empty((routing.num_pairs, inner))
+    block_k = _block_k(hidden)
+    block_n = max(1, min(16, _GATED_TILE // block_k))
+    _gated_kernel[(triton.cdiv(inner, block_n), routing.num_pairs)](
+        x, gate_up, routing.experts, out, x.stride(0),
+        N=inner,
+        K=hidden,
+        TOP_K=routing.top_k,
+        BLOCK_N=block_n,
+        BLOCK_K=block_k,
+        PDL=has_pdl(x),
+        num_warps=4,
+        **launch_options(x),
+    )  # fmt: skip
+    return out
+
+
+def summed(
+    x: torch.Tensor, down: torch.Tensor, routing: Routing, residual: torch.Tensor | None
+) -> torch.Tensor:
+    """The weighted sum over each row's pairs x [T * top_k, I], plus the residual: [T, h]."""
+    _, hidden, inner = down.shape
+    _check(x, down, inner)
+    num_rows = len(routing.experts)
+    out = x.new_empty((num_rows, hidden))
+    block_k = _block_k(inner)
+    block_n = max(1, min(16, _SUMMED_TILE // block_k))
+    _summed_kernel[(triton.cdiv(hidden, block_n), num_rows)](
+        x, down, routing.experts, routing.weights, residual, out,
+        N=hidden,
+        K=inner,
+        TOP_K=routing.top_k,
+        BLOCK_N=block_n,
+        BLOCK_K=block_k,
+        HAS_RESIDUAL=residual is not None,
+        PDL=has_pdl(x),
+        num_warps=4,
+        **launch_options(x),
+    )  # fmt: skip
+    return out
+
+
+def _check(x: torch.Tensor, weight: torch.Tensor, k: int) -> None:
+    if x.shape[1] != k or x.stride(1) != 1 or not weight.is_contiguous():
+        raise ValueError(f"x must be [T, {k}], weights contiguous, got {tuple(x.shape)}")
+    if weight.dtype != x.dtype:
+        raise TypeError(f"x is {x.dtype}, weights are {weight.dtype}")
+
+
+def _block_k(k: int) -> int:
+    """The largest power of two that divides K, so that no lane is idle, if it is large enough."""
+    divisor = min(k & -k, _MAX_BLOCK_K)
+    return divisor if divisor >= 128 else min(_MAX_BLOCK_K, triton.next_power_of_2(k))
+
+
+@triton.jit
+def _gated_kernel(
+    x_ptr: tl.tensor,
+    weight_ptr: tl.tensor,
+    experts_ptr: tl.tensor,
+    out_ptr: tl.tensor,
+    stride_x: tl.tensor,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    TOP_K: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    PDL: tl.constexpr,
+) -> None:
+    pair = tl.program_id(1)
+    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    k = tl.arange(0, BLOCK_K)
+    is_n = n < N
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    expert = tl.load(experts_ptr + pair).to(tl.int64)
+    gate_ptr = weight_ptr + expert * (2 * N * K) + n[:, None] * K + k[None, :]
+    x_row = x_ptr + (pair // TOP_K).to(tl.int64) * stride_x
+    acc = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
+    acc_up = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
+    for k0 in tl.static_range(0, K, BLOCK_K):
+        inside = is_n[:, None] & (k0 + k < K)[None, :]
+        w = tl.load(gate_ptr + k0, mask=inside, other=0.0)
+        u = tl.load(gate_ptr + N * K + k0, mask=inside, other=0.0)
+        x = tl.load(x_row + k0 + k, mask=k0 + k < K, other=0.0).to(tl.float32)
+        acc += w.to(tl.float32) * x[None, :]
+        acc_up += u.to(tl.float32) * x[None, :]
+    gate = tl.sum(acc, 1)
+    y = gate / (1.0 + tl.exp(-gate)) * tl.sum(acc_up, 1)
+    tl.store(out_ptr + pair.to(tl.int64) * N + n, y.to(out_ptr.dtype.element_ty), mask=is_n)
+
+
+@triton.jit
+def _summed_kernel(
+    x_ptr: tl.tensor,
+    weight_ptr: tl.tensor,
+    experts_ptr: tl.tensor,
+    weights_ptr: tl.tensor,
+    residual_ptr: tl.tensor,
+    out_ptr: tl.tensor,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    TOP_K: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr,
+    PDL: tl.constexpr,
+) -> None:
+    row = tl.program_id(1)
+    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    k = tl.arange(0, BLOCK_K)
+    is_n = n < N
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    acc = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
+    for place in tl.static_range(TOP_K):
+        pair = row * TOP_K + place
+        expert = tl.load(experts_ptr + pair).to(tl.int64)
+        share = tl.load(weights_ptr + pair)
+        w_ptr = weight_ptr + expert * (N * K) + n[:, None] * K + k[None, :]
+        x_row = x_ptr + pair.to(tl.int64) * K
+        for k0 in tl.static_range(0, K, BLOCK_K):
+            is_k = k0 + k < K
+            w = tl.load(w_ptr + k0, mask=is_n[:, None] & is_k[None, :], other=0.0)
+            x = tl.load(x_row + k0 + k, mask=is_k, other=0.0).to(tl.float32) * share
+            acc += w.to(tl.float32) * x[None, :]
+    y = tl.sum(acc, 1)
+    to = row.to(tl.int64) * N + n
+    if HAS_RESIDUAL:
+        y += tl.load(residual_ptr + to, mask=is_n, other=0.0).to(tl.float32)
+    tl.store(out_ptr + to, y.to(out_ptr.dtype.element_ty), mask=is_n)
