@@ -44,11 +44,17 @@ def load(folder: Path, ignored_keys: Collection[str] = (), quantization: str = "
     (architecture,) = raw["architectures"]
     values = raw if architecture == family.architecture else _nested(raw)
     spec = _decoder(ConfigJson(architecture, values, ignored_keys), family)
+    found = _quantization(folder, values, quantization, ignored_keys)
+    if found is not None and spec.has_experts:
+        raise UnsupportedModel(
+            f"quantization: {found.label} is not supported for {architecture}, whose experts are "
+            "multiplied as plain numbers"
+        )
     return replace(
         spec,
         checkpoint_dtype=str(values.get("dtype") or values.get("torch_dtype") or "float32"),
         eos_token_ids=eos_token_ids(values, defaults, spec.vocab_size),
-        quantization=_quantization(folder, values, quantization, ignored_keys),
+        quantization=found,
     )
 
 

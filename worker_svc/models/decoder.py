@@ -19,12 +19,13 @@ from worker_svc.models import compiled
 from worker_svc.models.compiled import CompiledDecoder, CompiledLayer
 from worker_svc.models.cpu_weights import activation_dtype
 from worker_svc.models.embedding import Embedding, IntegerEmbedding
+from worker_svc.models.experts import Experts
 from worker_svc.models.layer_stack import LayerStack
 from worker_svc.models.layers import MLP, Attention, Destinations, RMSNorm, whole
 from worker_svc.models.linear import Linear
 from worker_svc.models.rope import rope_tables
 from worker_svc.models.sharding import Sharding
-from worker_svc.models.spec import LayerSpec, ModelSpec, TensorNames
+from worker_svc.models.spec import LayerSpec, MlpSpec, ModelSpec, TensorNames
 from worker_svc.parallel.group import ALONE, Group
 from worker_svc.parallel.vocab_part import VocabPart
 from worker_svc.quantization.online import head_rounding
@@ -36,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 
 class DecoderLayer:
-    """Attention and MLP, each with a norm before it and a residual connection around it."""
+    """Attention and MLP or experts, each with a norm before it and a residual around it."""
 
     def __init__(
         self, model: ModelSpec, spec: LayerSpec, dtype: torch.dtype, device: torch.device
@@ -44,24 +45,32 @@ class DecoderLayer:
         self.input_norm = RMSNorm(model.hidden_size, model.rms_norm_eps, dtype, device)
         self.attention = Attention(model.hidden_size, spec.mixer, model.rms_norm_eps, dtype, device)
         self.post_norm = RMSNorm(model.hidden_size, model.rms_norm_eps, dtype, device)
-        self.mlp = MLP(model.hidden_size, spec.feed, dtype, device)
+        self.feed: MLP | Experts
+        if isinstance(spec.feed, MlpSpec):
+            self.feed = MLP(model.hidden_size, spec.feed, dtype, device)
+        else:
+            self.feed = Experts(model.hidden_size, spec.feed, dtype, device)
 
     def destinations(self, prefix: str, names: TensorNames) -> Destinations:
         yield from self.input_norm.destinations(f"{prefix}.{names.input_norm}")
         yield from self.attention.destinations(f"{prefix}.{names.attention}")
         yield from self.post_norm.destinations(f"{prefix}.{names.post_norm}")
-        yield from self.mlp.destinations(f"{prefix}.{names.mlp}")
+        if isinstance(self.feed, MLP):
+            yield from self.feed.destinations(f"{prefix}.{names.mlp}")
+        else:
+            yield from self.feed.destinations(f"{prefix}.{names.mlp}", names)
 
     def drop_output_biases(self) -> None:
         self.attention.drop_output_bias()
-        self.mlp.drop_output_bias()
+        if isinstance(self.feed, MLP):
+            self.feed.drop_output_bias()
 
     def pack(self, dtype: torch.dtype) -> None:
         """Once, when all weights are filled; for activations of this type."""
         self.input_norm.pack(dtype)
         self.attention.pack(dtype)
         self.post_norm.pack(dtype)
-        self.mlp.pack()
+        self.feed.pack()
 
 
 class Decoder:
@@ -87,7 +96,7 @@ class Decoder:
         self.key_offsets: Tensor | None = None  # [L, Hkv, D], of a cache in FP8; None: 0
         self._activation_dtype = activation_dtype(dtype, device)  # where neither kernels run
         self.device = device
-        self.heads = heads = spec.uniform.mixer.heads
+        self.heads = heads = spec.attention.heads
         of_layers = [layer.mixer.rope for layer in spec.layers]
         self._ropes = rope_tables(spec.ropes, of_layers, heads.head_dim, max_model_len, device)
         self._table = self._head = _per_token(spec, dtype, device)  # [V, hidden]
@@ -115,8 +124,7 @@ class Decoder:
         if self.group.rank > 0:
             for layer in self._layers:
                 layer.drop_output_biases()
-        # The C kernels run from norm to norm in one call, which leaves no place for an all-reduce.
-        if self.device.type == "cpu" and self.group.size == 1 and compiled.supports(self.heads):
+        if self.device.type == "cpu" and self.group.size == 1 and self._can_be_compiled():
             cpu_library = library.load(self.dtype, kv_dtype=self.kv_dtype)
             if cpu_library is not None:
                 self._compiled = self._compile(cpu_library)
@@ -212,7 +220,7 @@ class Decoder:
         for index, (layer, next_norm) in enumerate(zip(self._layers, next_norms, strict=True)):
             hidden = self.group.all_reduce(layer.attention(hidden, step, index))
             hidden, residual = layer.post_norm.add(hidden, residual)
-            hidden = self.group.all_reduce(layer.mlp(hidden))
+            hidden = self.group.all_reduce(layer.feed(hidden))
             hidden, residual = next_norm.add(hidden, residual)
         return hidden
 
@@ -234,10 +242,22 @@ class Decoder:
             return Embedding(self._table.weight, self.sharding.first_token, self.group)
         return IntegerEmbedding(grouped, self.dtype)
 
+    def _can_be_compiled(self) -> bool:
+        """True if the C kernels compute such layers.
+
+        They run from norm to norm in one call: there is no place in it for experts, nor for an
+        all-reduce.
+        """
+        if self.spec.has_experts:
+            logger.info("layers with experts are computed by torch, the C kernels have none")
+            return False
+        return compiled.supports(self.heads)
+
     def _compile(self, cpu_library: Library) -> CompiledDecoder:
         layers = []
         while self._layers:  # one by one, to free plain weights early
             layer = self._layers.pop(0)
+            assert isinstance(layer.feed, MLP)
             layers.append(
                 CompiledLayer.of(
                     cpu_library,
@@ -245,7 +265,7 @@ class Decoder:
                     layer.input_norm,
                     layer.attention,
                     layer.post_norm,
-                    layer.mlp,
+                    layer.feed,
                 )
             )
         return CompiledDecoder(
@@ -268,7 +288,7 @@ class Decoder:
                 layer.input_norm,
                 layer.attention,
                 layer.post_norm,
-                layer.mlp,
+                layer.feed,
             )
             for index, layer in enumerate(self._layers)
         ]

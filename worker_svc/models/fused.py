@@ -22,6 +22,8 @@ from worker_svc.attention.kv_cache import KVCache
 from worker_svc.attention.triton import Rotary, TritonAttention
 from worker_svc.models.cluster_layers import ClusterLayers, LayerWeights
 from worker_svc.models.embedding import Embedding
+from worker_svc.models.experts import Experts
+from worker_svc.models.fused_experts import FusedExperts
 from worker_svc.models.fused_gemms import (
     FusedLinear,
     Hidden,
@@ -33,6 +35,7 @@ from worker_svc.models.fused_gemms import (
 from worker_svc.models.gemm_choices import Choices
 from worker_svc.models.layer_stack import TileHeads
 from worker_svc.models.layers import MLP, Attention, RMSNorm
+from worker_svc.models.spec import rehearsed
 from worker_svc.models.stored.narrow_gemms import (
     NarrowLinear,
     NormedNarrowLinear,
@@ -51,6 +54,19 @@ NormedGemm = NormedLinear | NormedNarrowLinear
 
 
 @dataclass(frozen=True, slots=True)
+class FusedMlp:
+    """The weights of an MLP and of the norm in front of it."""
+
+    gate_up: NormedGemm
+    down: Gemm
+
+    @classmethod
+    def of(cls, norm: RMSNorm, mlp: MLP) -> "FusedMlp":
+        gate_up, down = mlp.linears
+        return cls(normed_gemm_of(norm, gate_up), gemm_of(down))
+
+
+@dataclass(frozen=True, slots=True)
 class FusedLayer:
     """The weights of one decoder layer."""
 
@@ -58,8 +74,7 @@ class FusedLayer:
     cos_sin: Tensor  # [P, D] float32
     qk_norms: tuple[Tensor, Tensor] | None  # [D] each; None for models without QK norm
     o: Gemm
-    gate_up: NormedGemm
-    down: Gemm
+    feed: FusedMlp | FusedExperts
 
     @classmethod
     def of(
@@ -68,28 +83,33 @@ class FusedLayer:
         input_norm: RMSNorm,
         attention: Attention,
         post_norm: RMSNorm,
-        mlp: MLP,
+        feed: MLP | Experts,
     ) -> "FusedLayer":
-        (qkv, o), (gate_up, down) = attention.linears, mlp.linears
-        return cls(
-            normed_gemm_of(input_norm, qkv),
-            cos_sin,
-            attention.qk_norms,
-            gemm_of(o),
-            normed_gemm_of(post_norm, gate_up),
-            gemm_of(down),
-        )
+        qkv, o = attention.linears
+        normed_qkv = normed_gemm_of(input_norm, qkv)
+        fused_feed: FusedMlp | FusedExperts
+        if isinstance(feed, MLP):
+            fused_feed = FusedMlp.of(post_norm, feed)
+        else:
+            fused_feed = FusedExperts.of(post_norm, feed)
+        return cls(normed_qkv, cos_sin, attention.qk_norms, gemm_of(o), fused_feed)
 
     @property
     def has_bias(self) -> bool:
         """Whether any of its linear layers has one."""
-        linears = (self.qkv, self.o, self.gate_up, self.down)
-        return any(linear.bias is not None for linear in linears)
+        return any(linear.bias is not None for linear, _ in self._linears(adds=True))
+
+    @property
+    def reads_norm(self) -> NormedGemm | FusedExperts:
+        """What norms the stream between attention and feed."""
+        return self.feed.gate_up if isinstance(self.feed, FusedMlp) else self.feed
 
     @property
     def plain(self) -> LayerWeights | None:
-        """The same weights; None if one is stored in fewer bits."""
-        qkv, o, gate_up, down = self.qkv, self.o, self.gate_up, self.down
+        """The same weights; None if one is stored in fewer bits, or there are experts."""
+        if not isinstance(self.feed, FusedMlp):
+            return None
+        qkv, o, gate_up, down = self.qkv, self.o, self.feed.gate_up, self.feed.down
         if not isinstance(qkv, NormedLinear) or not isinstance(gate_up, NormedLinear):
             return None
         if not isinstance(o, FusedLinear) or not isinstance(down, FusedLinear):
@@ -98,9 +118,7 @@ class FusedLayer:
 
     def weights(self, adds: bool) -> Iterator[tuple[GemmKind, Tensor]]:
         """Kind and weight of the layer's GEMMs; `adds`: whether o and down add to the residual."""
-        for linear, is_added in (
-            (self.qkv, False), (self.o, adds), (self.gate_up, False), (self.down, adds),
-        ):  # fmt: skip
+        for linear, is_added in self._linears(adds):
             if isinstance(linear, NarrowLinear | NormedNarrowLinear):
                 continue
             if (kind := kind_of(linear, is_added)) is not None:
@@ -108,13 +126,21 @@ class FusedLayer:
 
     def tuned(self, adds: bool, chosen: Mapping[GemmKind, TunedGemms]) -> "FusedLayer":
         """This layer with the tuned algorithms for the kinds that `weights` yields."""
+        feed = self.feed
+        if isinstance(feed, FusedMlp):
+            feed = FusedMlp(_tuned(feed.gate_up, False, chosen), _tuned(feed.down, adds, chosen))
         return replace(
             self,
             qkv=_tuned(self.qkv, False, chosen),
             o=_tuned(self.o, adds, chosen),
-            gate_up=_tuned(self.gate_up, False, chosen),
-            down=_tuned(self.down, adds, chosen),
+            feed=feed,
         )
+
+    def _linears(self, adds: bool) -> Iterator[tuple[NormedGemm | Gemm, bool]]:
+        """The layer's GEMMs, and whether each adds to the residual."""
+        yield from ((self.qkv, False), (self.o, adds))
+        if isinstance(self.feed, FusedMlp):
+            yield from ((self.feed.gate_up, False), (self.feed.down, adds))
 
 
 G = TypeVar("G", FusedLinear | NarrowLinear, NormedLinear | NormedNarrowLinear)
@@ -161,6 +187,11 @@ class FusedDecoder:
     def has_plain_weights(self) -> bool:
         """Whether all layers' weights have the type of the activations."""
         return all(layer.plain is not None for layer in self._layers)
+
+    @property
+    def has_experts(self) -> bool:
+        """Whether a layer has experts."""
+        return any(isinstance(layer.feed, FusedExperts) for layer in self._layers)
 
     @property
     def is_sharded(self) -> bool:
@@ -317,12 +348,22 @@ class FusedDecoder:
     def _close(self, index: int, hidden: Hidden, attended: Tensor) -> Hidden:
         """A layer from what it attended to, [T, H, D], on."""
         layer = self._layers[index]
-        hidden = self._add(layer.o, attended.flatten(1), hidden, Slot.ATTENTION, layer.gate_up)
-        inner = layer.gate_up.gated(hidden, self._eps)  # [T, I]
-        return self._add(layer.down, inner, hidden, Slot.MLP, self._behind(index))
+        hidden = self._add(layer.o, attended.flatten(1), hidden, Slot.ATTENTION, layer.reads_norm)
+        if isinstance(layer.feed, FusedExperts):
+            return self._add_experts(layer.feed, hidden, self._behind(index))
+        inner = layer.feed.gate_up.gated(hidden, self._eps)  # [T, I]
+        return self._add(layer.feed.down, inner, hidden, Slot.MLP, self._behind(index))
+
+    def rehearsed(self) -> "FusedDecoder":
+        """A decoder of few layers: the kernels of all, meaningless output."""
+        short = copy.copy(self)
+        kept = rehearsed([type(layer.feed).__name__ for layer in self._layers])
+        short._layers = [self._layers[index] for index in kept]
+        short.one_row = self.one_row and self.one_row.shortened(len(kept))
+        return short
 
     def shortened(self, num_layers: int) -> "FusedDecoder":
-        """A decoder of the first layers, for rehearsals: same kernels, meaningless output."""
+        """A decoder of the first layers."""
         short = copy.copy(self)
         short._layers = self._layers[:num_layers]
         short.one_row = self.one_row and self.one_row.shortened(num_layers)
@@ -352,7 +393,7 @@ class FusedDecoder:
         x: Tensor,
         hidden: Hidden,
         slot: Slot,
-        reader: NormedGemm | None,
+        reader: NormedGemm | FusedExperts | None,
     ) -> Hidden:
         """x @ W.T, summed over the ranks, plus the residual, which may be overwritten.
 
@@ -360,18 +401,37 @@ class FusedDecoder:
         """
         residual = hidden.residual
         if self._group.size == 1:
-            return added(linear, x, residual, reader, self._eps)
+            mlp = None if isinstance(reader, FusedExperts) else reader
+            return added(linear, x, residual, mlp, self._eps)
         inboxes = self._group.inboxes_for(residual.nbytes)
         weight = self._wanted(reader, len(residual))
         if inboxes is None:
-            total = self._group.all_reduce(linear(x))
-            if weight is None:
-                return Hidden(residual.add_(total))
-            normed, total = add_rms_norm(total, residual, weight, self._eps)
-            return Hidden(total, normed)
+            return self._added_by_library(linear(x), residual, weight)
         return Hidden(*linear.summed(x, inboxes, slot, residual, weight, self._eps))
 
-    def _wanted(self, reader: NormedGemm | None, num_rows: int) -> Tensor | None:
+    def _add_experts(
+        self, experts: FusedExperts, hidden: Hidden, reader: NormedGemm | None
+    ) -> Hidden:
+        """The experts' output, summed over the ranks, plus the residual."""
+        residual = hidden.residual
+        if self._group.size == 1:
+            return Hidden(experts(hidden, self._eps, residual))
+        part = experts(hidden, self._eps, None)
+        inboxes = self._group.inboxes_for(residual.nbytes)
+        weight = self._wanted(reader, len(residual))
+        if inboxes is None:
+            return self._added_by_library(part, residual, weight)
+        return Hidden(*all_reduce(part, inboxes, Slot.MLP, residual, weight, self._eps))
+
+    def _added_by_library(self, part: Tensor, residual: Tensor, norm: Tensor | None) -> Hidden:
+        """This rank's part, summed over the ranks without peer memory, plus the residual."""
+        total = self._group.all_reduce(part)
+        if norm is None:
+            return Hidden(residual.add_(total))
+        normed, total = add_rms_norm(total, residual, norm, self._eps)
+        return Hidden(total, normed)
+
+    def _wanted(self, reader: NormedGemm | FusedExperts | None, num_rows: int) -> Tensor | None:
         """The norm weight to apply after an all-reduce; None: the reader computes the norm."""
         if reader is None:
             return self._final_norm

@@ -62,5 +62,5 @@ class LayerStack(Protocol):
         What is carried may be overwritten. `batch` is that of the rows, a token each.
         """
 
-    def shortened(self, num_layers: int) -> "LayerStack":
+    def rehearsed(self) -> "LayerStack":
         """A stack that launches every kind of kernel at less cost, for rehearsals."""

@@ -13,8 +13,10 @@ from worker_svc.models.spec import UnsupportedModel
 BUILT_IN = {  # the file of each architecture in `families`
     "LlamaForCausalLM": "llama",
     "MistralForCausalLM": "mistral",
+    "MixtralForCausalLM": "mixtral",
     "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
+    "Qwen3MoeForCausalLM": "qwen3_moe",
     "SmolLM3ForCausalLM": "smollm3",
 }
 PLUG_INS = "pagewire.families"

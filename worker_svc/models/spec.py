@@ -4,7 +4,7 @@ Families make it out of a config.json; layers, caches and kernels are built from
 neither files nor numbers of weights.
 """
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from worker_svc.attention.batch import HeadLayout
@@ -44,11 +44,25 @@ class MlpSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class MoeSpec:
+    """Experts, which are MLPs without biases, and a router that chooses some for each token.
+
+    The router's logits become a softmax over all experts; the experts' outputs are added with the
+    largest of its weights.
+    """
+
+    num_experts: int
+    top_k: int  # the number of experts of a token
+    intermediate_size: int  # of each expert
+    renormalizes: bool  # True: the weights of a token's experts are divided by their sum
+
+
+@dataclass(frozen=True, slots=True)
 class LayerSpec:
     """A norm and what mixes tokens, a norm and what feeds each token forward."""
 
     mixer: AttentionSpec
-    feed: MlpSpec
+    feed: MlpSpec | MoeSpec
 
     @property
     def unrotated(self) -> "LayerSpec":
@@ -93,6 +107,12 @@ class TensorNames:
     attention: str = "self_attn"
     post_norm: str = "post_attention_layernorm"
     mlp: str = "mlp"
+    # In a layer's mlp, if it has experts:
+    router: str = "gate"
+    experts: str = "experts"  # followed by the expert's index
+    expert_gate: str = "gate_proj"
+    expert_up: str = "up_proj"
+    expert_down: str = "down_proj"
     divided: Mapping[str, int] = field(default_factory=lambda: DIVIDED)
 
     def __post_init__(self) -> None:
@@ -131,6 +151,26 @@ class ModelSpec:
     def num_layers(self) -> int:
         """The number of layers."""
         return len(self.layers)
+
+    @property
+    def attention(self) -> AttentionSpec:
+        """The attention that all layers have, apart from its rotation.
+
+        Raises UnsupportedModel for a model whose attention differs by layer, where one shape of
+        keys and values has to serve all.
+        """
+        shapes = list(dict.fromkeys(layer.unrotated.mixer for layer in self.layers))
+        if len(shapes) > 1:
+            raise UnsupportedModel(
+                f"layers: {self.architecture} has attention of {len(shapes)} kinds, and all must "
+                f"have one shape: {shapes[0]}, {shapes[1]}"
+            )
+        return shapes[0]
+
+    @property
+    def has_experts(self) -> bool:
+        """True if a layer has experts in place of one MLP."""
+        return any(isinstance(layer.feed, MoeSpec) for layer in self.layers)
 
     @property
     def uniform(self) -> LayerSpec:
@@ -172,6 +212,18 @@ class ModelSpec:
                 f"max_model_len of at most {window} (now {max_model_len}) needs none"
             )
 
-    def shortened(self, num_layers: int) -> "ModelSpec":
-        """The model of the first layers alone."""
-        return replace(self, layers=self.layers[:num_layers])
+    def rehearsed(self) -> "ModelSpec":
+        """The model of the few layers that stand for all of them in a rehearsal."""
+        kinds = [layer.unrotated for layer in self.layers]
+        return replace(self, layers=tuple(self.layers[index] for index in rehearsed(kinds)))
+
+
+def rehearsed(kinds: Sequence[Hashable]) -> list[int]:
+    """The indices of layers, given the kind of each, that launch every kernel of all of them.
+
+    The first layer of each kind, and behind them one of the kind of the last layer, since a last
+    layer is computed for fewer rows.
+    """
+    firsts = sorted({kinds.index(kind) for kind in kinds})
+    behind = (index for index in range(firsts[-1] + 1, len(kinds)) if kinds[index] == kinds[-1])
+    return [*firsts, *list(behind)[:1]]

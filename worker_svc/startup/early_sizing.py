@@ -37,8 +37,8 @@ def bytes_of_a_block(
         block_bytes(
             num_layers=shard.num_layers,
             block_size=config.block_size,
-            num_kv_heads=shard.uniform.mixer.num_kv_heads,
-            head_dim=shard.uniform.mixer.head_dim,
+            num_kv_heads=shard.attention.num_kv_heads,
+            head_dim=shard.attention.head_dim,
             dtype=kv_dtype,
         )
         for shard in shards

@@ -1,6 +1,6 @@
 """`python -m worker_svc.startup.kernel_compiler`: compiles the kernels that a worker will launch.
 
-It builds the model with two layers on torch's meta device, runs the steps that the worker will
+It builds the model with few layers on torch's meta device, runs the steps that the worker will
 rehearse, and compiles each new kernel in a forked process. It needs no GPU and no memory for
 weights.
 """
@@ -125,8 +125,7 @@ def groups(config: WorkerConfig) -> Iterator[Group]:
 def rehearse(job: Job, on_new: Callable[[Specialization], None]) -> None:
     """Calls `on_new` for each kernel that the worker will launch, in launch order."""
     compile_only.note_launches(job.arch, on_new)
-    # Two layers are enough: one followed by another layer, and the last.
-    shape = model_config.load(job.folder, job.config.ignore_config_keys).shortened(2)
+    shape = model_config.load(job.folder, job.config.ignore_config_keys).rehearsed()
     dtype = resolve_dtype(job.dtype, torch.device("cuda"), shape.checkpoint_dtype)
     kv_dtype = resolve_kv_dtype(job.config.kv_cache_dtype, dtype)
     max_model_len = job.config.max_model_len or shape.max_model_len

@@ -2,6 +2,7 @@
 
 import gc
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -118,12 +119,12 @@ def _load_natively(
         dtype_name,
         device,
         shape.checkpoint_dtype,
-        (lambda: quickest(WeightShapes.of(shape))) if group.size == 1 else None,
+        _measured_dtype(shape, group),
     )
     max_model_len = config.max_model_len or shape.max_model_len
     shape.check_length(max_model_len)
     kv_dtype = _kv_dtype_of(config, shape, dtype, device)
-    candidates = _candidates(config, device, dtype, kv_dtype, shape.uniform.mixer.head_dim)
+    candidates = _candidates(config, device, dtype, kv_dtype, shape.attention.head_dim)
     _require_room(config, shape, kv_dtype, device, max_model_len)
     log.info("loading %s as %s on %s", folder, _name(dtype), device)
     helpers = (
@@ -149,6 +150,13 @@ def _load_natively(
     draft = draft_model.load(config, facts, decoder) if config.draft_model else None
     running = tuple(helper for helper in helpers if helper is not None)
     return LoadedModel(decoder, facts, dtype, device, folder, running, candidates, draft)
+
+
+def _measured_dtype(shape: ModelSpec, group: Group) -> Callable[[], torch.dtype] | None:
+    """What finds the quickest type on this CPU; None: ranks, and experts, have no measure."""
+    if group.size > 1 or shape.has_experts:
+        return None
+    return lambda: quickest(WeightShapes.of(shape))
 
 
 def _load_of_transformers(

@@ -377,7 +377,7 @@ class TransformersStack:
         """See `LayerStack`: nothing is left to do."""
         return carried[0]
 
-    def shortened(self, num_layers: int) -> "TransformersStack":
+    def rehearsed(self) -> "TransformersStack":
         """The same: a class has no fewer layers for a while."""
         return self
 

@@ -13,6 +13,17 @@ from tests.worker_svc.startup.test_precompile import ROOT
 SHAPES = {  # of Qwen3-0.6B and 8B, which use different GEMM kernels
     "small": {"hidden_size": 1024, "intermediate_size": 3072, "num_attention_heads": 16},
     "large": {"hidden_size": 4096, "intermediate_size": 12288, "num_attention_heads": 32},
+    "experts": {  # of Qwen3-30B-A3B, and a layer without
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "hidden_size": 2048,
+        "intermediate_size": 6144,
+        "mlp_only_layers": [0],
+        "moe_intermediate_size": 768,
+        "num_attention_heads": 32,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "num_hidden_layers": 4,
+    },
 }
 MODEL = {
     "architectures": ["Qwen3ForCausalLM"],

@@ -73,8 +73,7 @@ class StepGraphs:
         assert model.stack is not None  # else steps go to an EagerRunner
         self._model = model
         self._layers = model.stack
-        # One in front of another, and the last: no other layer has a kernel or shape of its own.
-        self._few_layers = model.stack.shortened(2)
+        self._few_layers = model.stack.rehearsed()
         self._kv_cache = kv_cache
         self._slots = slots
         self._limits = limits
