@@ -16,9 +16,10 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from kernels.experts.router import Routing
 from kernels.pdl import has_pdl, launch_options
 
-MAX_ROWS = 4
-_GATED_TILE = 8192  # elements of each of the two matrices that a program reads at once
-_SUMMED_TILE = 1024
+# Measured on an H100 with the experts of Qwen3-30B-A3B: with four rows both ways are as quick.
+MAX_ROWS = 3
+_GATED_TILE = 4096  # elements of each of the two matrices that a program reads at once
+_SUMMED_TILE = 256
 _MAX_BLOCK_K = 2048
 
 

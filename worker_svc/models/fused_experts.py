@@ -1,6 +1,6 @@
 """Experts on CUDA: routing, and the products of each row's experts, without a wait for the host.
 
-`kernels.experts.few_rows` computes up to four rows, where each expert has one at most, as a rule;
+`kernels.experts.few_rows` computes up to three rows, of which each has other experts, as a rule;
 `kernels.experts.grouped_linear` more. It knows neither the residual's place in a layer nor ranks.
 """
 

@@ -87,7 +87,7 @@ def test_all_rows_may_have_one_expert(rows, device, assert_close):
     assert_close(case.by_groups(case.residual), case.expected(case.residual))
 
 
-@pytest.mark.parametrize("num_rows", [8, 64, 300])
+@pytest.mark.parametrize("num_rows", [8, 64, 300, 2000])
 def test_every_configuration_gives_the_same(num_rows, device, assert_close, monkeypatch):
     """Those of many rows are tried with a few, since programs are interpreted."""
     case = Case((6, 160, 72, 3, 2), torch.float16, device)
