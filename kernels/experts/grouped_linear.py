@@ -41,8 +41,8 @@ def _config(num_rows: int, rows_per_expert: float, gated: bool, itemsize: int) -
     """
     if itemsize == 4:  # no tensor cores, twice the shared memory
         return _Config(16, 64, 32, 2, 4)
-    if num_rows > 1024 and gated:
-        return _Config(128, 128, 64, 4, 8)
+    if num_rows > 1024:
+        return _Config(128, 128, 64, 4 if gated else 3, 8)
     if num_rows > 256:
         return _Config(64, 128, 64, 4 if gated else 3, 8)
     if rows_per_expert > 4:

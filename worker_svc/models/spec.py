@@ -221,9 +221,9 @@ class ModelSpec:
 def rehearsed(kinds: Sequence[Hashable]) -> list[int]:
     """The indices of layers, given the kind of each, that launch every kernel of all of them.
 
-    The first layer of each kind, and behind them one of the kind of the last layer, since a last
+    The first layer of each kind, and after them one of the kind of the last layer, since a last
     layer is computed for fewer rows.
     """
     firsts = sorted({kinds.index(kind) for kind in kinds})
-    behind = (index for index in range(firsts[-1] + 1, len(kinds)) if kinds[index] == kinds[-1])
-    return [*firsts, *list(behind)[:1]]
+    later = (index for index in range(firsts[-1] + 1, len(kinds)) if kinds[index] == kinds[-1])
+    return [*firsts, *list(later)[:1]]

@@ -76,9 +76,7 @@ def test_layers_that_are_fed_differently_share_their_attention() -> None:
         ("abab", [0, 1, 3]),
     ],
 )
-def test_a_rehearsal_has_each_kind_and_the_last_behind_them(
-    kinds: str, expected: list[int]
-) -> None:
+def test_a_rehearsal_has_each_kind_and_then_the_last(kinds: str, expected: list[int]) -> None:
     assert rehearsed(kinds) == expected
 
 
