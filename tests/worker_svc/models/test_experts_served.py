@@ -16,7 +16,7 @@ CONFIG = replace(test_served.CONFIG, model_impl="native")
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "mixtral": ("mixtral", {}),
     "qwen3_moe": ("qwen3_moe", {"norm_topk_prob": True}),  # the first layer has one MLP
-    "qwen3_moe_no_renorm": ("qwen3_moe", {"norm_topk_prob": False, "num_experts_per_tok": 3}),
+    "qwen3_moe_no_renorm": ("qwen3_moe", {"norm_topk_prob": False}),
 }
 
 
