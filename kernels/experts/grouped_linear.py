@@ -5,6 +5,8 @@
     with gated, weight [E, 2N, K]:              silu(gate) * up
     y [T * top_k, N], residual [T, N] or None  ->  [T, N]
 
+Weights in 8 bits are widened in registers; a sum is multiplied by its scale, group by group.
+
 A program multiplies a tile of one expert's rows with some rows of its weight. The grid has room
 for every routing of the number of rows; which tile a program has it finds by the experts' counts,
 so that no host knows them. Programs beyond the last tile end at once. Neighbouring programs read
@@ -19,6 +21,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.experts.router import Routing
+from kernels.experts.weights import ExpertWeights
 from kernels.pdl import has_pdl, launch_options
 
 _COMBINED = 1024  # columns of a program that adds
@@ -51,34 +54,34 @@ def _config(num_rows: int, rows_per_expert: float, gated: bool, itemsize: int) -
 
 
 def grouped_linear(
-    x: torch.Tensor, weight: torch.Tensor, routing: Routing, *, gated: bool = False
+    x: torch.Tensor, weight: ExpertWeights, routing: Routing, *, gated: bool = False
 ) -> torch.Tensor:
     """The product of each pair, [T * top_k, N]; x has a row for each row of the step, or pair."""
-    num_experts, width, k = weight.shape
-    n, num_rows = width // (1 + gated), len(routing.experts)
-    if x.shape[1] != k or x.stride(1) != 1 or not weight.is_contiguous():
-        raise ValueError(f"x must be [T, {k}], weights contiguous, got {tuple(x.shape)}")
-    if weight.dtype != x.dtype:
-        raise TypeError(f"x is {x.dtype}, weights are {weight.dtype}")
-    if len(x) not in (num_rows, routing.num_pairs):
-        raise ValueError(f"{len(x)} rows of x for {num_rows} rows and {routing.num_pairs} pairs")
-    num_pairs = routing.num_pairs
+    weight.check(x)
+    num_experts, width, k = weight.values.shape
+    n, num_rows, num_pairs = width // (1 + gated), len(routing.experts), routing.num_pairs
+    if len(x) not in (num_rows, num_pairs):
+        raise ValueError(f"{len(x)} rows of x for {num_rows} rows and {num_pairs} pairs")
     config = _config(num_rows, num_pairs / num_experts, gated, x.element_size())
     out = x.new_empty((num_pairs, n))
     # Each expert with rows may have one tile that is not full.
     most_tiles = min(num_experts, num_pairs) + num_pairs // config.block_m
+    block_k = weight.block_k(config.block_k)
     _grouped_linear_kernel[(most_tiles * triton.cdiv(n, config.block_n),)](
-        x, weight, routing.counts, routing.pairs, out, num_rows, x.stride(0),
+        x, weight.values, weight.scales, routing.counts, routing.pairs, out, num_rows, x.stride(0),
         E=num_experts,
         N=n,
         K=k,
+        GROUPS=weight.num_groups,
+        STEPS_OF_A_GROUP=(weight.group or block_k) // block_k,
         ROWS_OF_A_TOKEN=1 if len(x) == num_pairs else routing.top_k,
         BLOCK_E=triton.next_power_of_2(num_experts),
         BLOCK_M=config.block_m,
         BLOCK_N=config.block_n,
-        BLOCK_K=config.block_k,
+        BLOCK_K=block_k,
         STAGES=config.num_stages,
         GATED=gated,
+        IS_FP8=weight.scales is not None,
         PDL=has_pdl(x),
         num_warps=config.num_warps,
         **launch_options(x),
@@ -107,6 +110,7 @@ def combined(y: torch.Tensor, routing: Routing, residual: torch.Tensor | None) -
 def _grouped_linear_kernel(
     x_ptr: tl.tensor,
     weight_ptr: tl.tensor,
+    scales_ptr: tl.tensor,  # [E, N or 2N, GROUPS] where IS_FP8
     counts_ptr: tl.tensor,
     pairs_ptr: tl.tensor,
     out_ptr: tl.tensor,
@@ -115,6 +119,8 @@ def _grouped_linear_kernel(
     E: tl.constexpr,
     N: tl.constexpr,
     K: tl.constexpr,
+    GROUPS: tl.constexpr,
+    STEPS_OF_A_GROUP: tl.constexpr,  # tiles of columns that share scales, if there are groups
     ROWS_OF_A_TOKEN: tl.constexpr,  # pairs that share a row of x
     BLOCK_E: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -122,6 +128,7 @@ def _grouped_linear_kernel(
     BLOCK_K: tl.constexpr,
     STAGES: tl.constexpr,
     GATED: tl.constexpr,
+    IS_FP8: tl.constexpr,
     PDL: tl.constexpr,
 ) -> None:
     TILES_N: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
@@ -147,6 +154,8 @@ def _grouped_linear_kernel(
         x_ptrs = x_ptr + (pair // ROWS_OF_A_TOKEN)[:, None] * stride_x + k[None, :]
         of_expert = weight_ptr + expert.to(tl.int64) * ((1 + GATED) * N * K)
         w_ptrs = of_expert + columns[:, None] * K + k[None, :]  # [BLOCK_N, BLOCK_K]
+        if IS_FP8:
+            s_ptrs = scales_ptr + (expert * ((1 + GATED) * N) + columns) * GROUPS
         acc = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
         acc_up = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
         for k0 in tl.range(0, K, BLOCK_K, num_stages=STAGES):
@@ -157,13 +166,26 @@ def _grouped_linear_kernel(
                 is_k = (k0 + k < K)[None, :]
                 w = tl.load(w_ptrs + k0, mask=is_k, other=0.0)
                 x = tl.load(x_ptrs + k0, mask=is_k, other=0.0)
-            acc = tl.dot(w, tl.trans(x), acc, input_precision="ieee")
+            if GROUPS == 1:
+                acc = tl.dot(w.to(x.dtype), tl.trans(x), acc, input_precision="ieee")
+            else:
+                group = k0 // BLOCK_K // STEPS_OF_A_GROUP
+                part = tl.dot(w.to(x.dtype), tl.trans(x), input_precision="ieee")
+                acc += part * tl.load(s_ptrs + group)[:, None]
             if GATED:
                 if K % BLOCK_K == 0:
                     u = tl.load(w_ptrs + N * K + k0)
                 else:
                     u = tl.load(w_ptrs + N * K + k0, mask=(k0 + k < K)[None, :], other=0.0)
-                acc_up = tl.dot(u, tl.trans(x), acc_up, input_precision="ieee")
+                if GROUPS == 1:
+                    acc_up = tl.dot(u.to(x.dtype), tl.trans(x), acc_up, input_precision="ieee")
+                else:
+                    part = tl.dot(u.to(x.dtype), tl.trans(x), input_precision="ieee")
+                    acc_up += part * tl.load(s_ptrs + N * GROUPS + group)[:, None]
+        if IS_FP8 and GROUPS == 1:
+            acc *= tl.load(s_ptrs)[:, None]
+            if GATED:
+                acc_up *= tl.load(s_ptrs + N)[:, None]
         if GATED:
             acc = acc / (1.0 + tl.exp(-acc)) * acc_up
         inside = (n < N)[:, None] & (m < count)[None, :]

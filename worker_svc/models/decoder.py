@@ -49,7 +49,13 @@ class DecoderLayer:
         if isinstance(spec.feed, MlpSpec):
             self.feed = MLP(model.hidden_size, spec.feed, dtype, device)
         else:
-            self.feed = Experts(model.hidden_size, spec.feed, dtype, device)
+            self.feed = Experts(
+                model.hidden_size,
+                spec.feed,
+                dtype,
+                device,
+                is_quantized=model.quantization is not None,
+            )
 
     def destinations(self, prefix: str, names: TensorNames) -> Destinations:
         yield from self.input_norm.destinations(f"{prefix}.{names.input_norm}")

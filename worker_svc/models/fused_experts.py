@@ -11,6 +11,7 @@ from torch import Tensor
 from kernels.experts import few_rows
 from kernels.experts.grouped_linear import combined, grouped_linear
 from kernels.experts.router import route
+from kernels.experts.weights import ExpertWeights
 from worker_svc.models.experts import Experts
 from worker_svc.models.fused_gemms import Hidden
 from worker_svc.models.layers import RMSNorm
@@ -22,18 +23,16 @@ class FusedExperts:
 
     norm: Tensor  # [h]
     router: Tensor  # [E, h]
-    gate_up: Tensor  # [E, 2I, h]
-    down: Tensor  # [E, h, I]
+    gate_up: ExpertWeights  # [E, 2I, h]
+    down: ExpertWeights  # [E, h, I]
     top_k: int
     renormalizes: bool
 
     @classmethod
     def of(cls, norm: RMSNorm, experts: Experts) -> "FusedExperts":
-        """Takes over the weights. Raises TypeError if they are packed for another device."""
-        if experts.stacked is None:
-            raise TypeError("the weights of the experts are packed for a CPU")
-        spec, (gate_up, down) = experts.spec, experts.stacked
-        router = experts.router.to(gate_up.dtype)
+        """Takes over the weights."""
+        spec, (gate_up, down) = experts.spec, experts.stacked()
+        router = experts.router.to(norm.weight.dtype)
         return cls(norm.weight, router, gate_up, down, spec.top_k, spec.renormalizes)
 
     def norms(self, num_rows: int) -> bool:

@@ -11,6 +11,8 @@ from kernels import reference
 from kernels.experts import few_rows, grouped_linear, router
 from kernels.experts.grouped_linear import combined
 from kernels.experts.router import Routing
+from kernels.experts.weights import ExpertWeights
+from kernels.quantized.scaled import ScaledWeight
 
 # Rows, hidden size, inner size, experts, experts of a row. Sizes that no block divides; experts
 # without rows; more rows of an expert than a tile has.
@@ -22,6 +24,30 @@ SHAPES = [
     (40, 64, 72, 4, 2),
     (37, 32, 48, 2, 1),
 ]
+
+
+def numbers(weights: ExpertWeights) -> Tensor:
+    """[E, N, K] in float32."""
+    values, scales = weights.values.float(), weights.scales
+    if scales is None:
+        return values
+    group = weights.group or values.shape[2]
+    return values * scales.repeat_interleave(group, 2)[..., : values.shape[2]]
+
+
+def in_8_bits(weights: ExpertWeights, group: int | None) -> ExpertWeights:
+    """The nearest, with scales by group that differ."""
+    k = weights.values.shape[2]
+    parts = []
+    for each in weights.values:
+        whole = ScaledWeight.rounded(each.float())
+        fine = whole if group is None else whole.regrouped(group)
+        drawn = torch.rand(fine.scales.shape, generator=torch.Generator().manual_seed(k)) + 0.5
+        scales = fine.scales * drawn.to(fine.scales.device)
+        parts.append(ScaledWeight(fine.values, scales, group or k))
+    stacked = ExpertWeights.stacked(parts)
+    assert stacked is not None and stacked.group == group
+    return stacked
 
 
 class Case:
@@ -37,8 +63,8 @@ class Case:
             return torch.randn(size, generator=generator).to(device, dtype)
 
         self.x, self.residual = normal(rows, hidden), normal(rows, hidden)
-        self.gate_up = normal(experts, 2 * inner, hidden) * hidden**-0.5
-        self.down = normal(experts, hidden, inner) * inner**-0.5
+        self.gate_up = ExpertWeights(normal(experts, 2 * inner, hidden) * hidden**-0.5)
+        self.down = ExpertWeights(normal(experts, hidden, inner) * inner**-0.5)
         self.router = normal(experts, hidden) * hidden**-0.5 * spread
         _, self.routing = router.route(self.x, self.router, None, 0.0, top_k, True)
 
@@ -48,8 +74,8 @@ class Case:
             self.x.float(),
             self.routing.weights,
             self.routing.experts.long(),
-            [partial(F.linear, weight=each.float()) for each in self.gate_up],
-            [partial(F.linear, weight=each.float()) for each in self.down],
+            [partial(F.linear, weight=each) for each in numbers(self.gate_up)],
+            [partial(F.linear, weight=each) for each in numbers(self.down)],
         )
         return y if residual is None else y + residual.float()
 
@@ -72,6 +98,23 @@ def test_each_row_is_fed_by_its_experts(way, shape, dtype, adds, device, assert_
     case = Case(shape, dtype, device)
     residual = case.residual if adds else None
     assert_close(getattr(case, way)(residual), case.expected(residual))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("group", [None, 32, 64])
+@pytest.mark.parametrize(("way", "rows"), [("by_groups", 9), ("by_pairs", 2)])
+def test_weights_in_8_bits_are_the_numbers_that_they_stand_for(
+    way, rows, group, dtype, device, assert_close
+):
+    case = Case((rows, 160, 96, 4, 2), dtype, device)
+    case.gate_up, case.down = in_8_bits(case.gate_up, group), in_8_bits(case.down, group)
+    assert_close(getattr(case, way)(case.residual), case.expected(case.residual))
+
+
+def test_groups_that_are_no_tiles_are_not_stacked():
+    weight = ScaledWeight.rounded(torch.randn(8, 96))
+    assert ExpertWeights.stacked([weight.regrouped(48), weight.regrouped(48)]) is None
+    assert ExpertWeights.stacked([weight.regrouped(32), weight]) is None
 
 
 @pytest.mark.parametrize("rows", [5, 40])
@@ -118,13 +161,20 @@ def test_wrong_arguments_are_refused_by_name(device):
         with pytest.raises(ValueError, match=r"x must be \[T, 64\]"):
             product(case.x[:, :32], case.gate_up, case.routing)
         with pytest.raises(TypeError, match=r"x is torch\.float32, weights are torch\.float16"):
-            product(case.x, case.gate_up.half(), case.routing)
+            product(case.x, ExpertWeights(case.gate_up.values.half()), case.routing)
+    with pytest.raises(TypeError, match="alone has scales"):
+        ExpertWeights(case.gate_up.values, torch.ones(6, 64, 1))
+    with pytest.raises(ValueError, match="scales must be float32"):
+        ExpertWeights(case.gate_up.values.to(torch.float8_e4m3fn), torch.ones(6, 64, 2))
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("bits", [16, 8])
 @pytest.mark.parametrize("rows", [1, 2, 4, 5, 31, 64, 65, 256, 257, 1024])
-def test_real_sizes_in_bfloat16(rows, device, assert_close):
+def test_real_sizes_in_bfloat16(rows, bits, device, assert_close):
     case = Case((rows, 2048, 768, 128, 8), torch.bfloat16, device, spread=3.0)
+    if bits == 8:
+        case.gate_up, case.down = in_8_bits(case.gate_up, 128), in_8_bits(case.down, 128)
     assert_close(case.by_groups(case.residual), case.expected(case.residual))
     if rows <= few_rows.MAX_ROWS:
         assert_close(case.by_pairs(case.residual), case.expected(case.residual))

@@ -9,12 +9,14 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.worker_svc.models.test_config import LLAMA
-from tests.worker_svc.models.test_models import MAX_MODEL_LEN, save
+from tests.worker_svc.models.test_models import MAX_MODEL_LEN, Steps, make_prompts, save
+from tests.worker_svc.quantized_checkpoints import FORMATS, gptq, save_quantized
 from worker_svc.models import config as model_config
 from worker_svc.models import load_model
 from worker_svc.models.spec import MlpSpec, ModelSpec, MoeSpec, UnsupportedModel
 from worker_svc.models.weights import MissingWeight
 
+CPU = torch.device("cpu")
 # As published for 30B-A3B, without the sizes.
 QWEN3_MOE: dict[str, Any] = {
     "architectures": ["Qwen3MoeForCausalLM"],
@@ -120,10 +122,42 @@ def test_what_is_not_served_is_refused_by_name(
         load(tmp_path, QWEN3_MOE, **changes)
 
 
-def test_experts_are_not_quantized(tmp_path: Path) -> None:
+def test_experts_have_8_bit_floats_or_plain_numbers(tmp_path: Path) -> None:
     load(tmp_path, QWEN3_MOE)
-    with pytest.raises(UnsupportedModel, match=r"^quantization: .* Qwen3MoeForCausalLM"):
-        model_config.load(tmp_path, quantization="fp8")
+    assert model_config.load(tmp_path, quantization="fp8").quantization is not None
+    with pytest.raises(UnsupportedModel, match=r"^quantization: int4 .* Qwen3MoeForCausalLM"):
+        model_config.load(tmp_path, quantization="int4")
+    settings = gptq(group=32).config
+    with pytest.raises(UnsupportedModel, match=r"^quantization: gptq.* Qwen3MoeForCausalLM"):
+        load(tmp_path, QWEN3_MOE, quantization_config=dict(settings))
+    # Layers that keep one MLP may have any format.
+    assert load(
+        tmp_path, QWEN3_MOE, quantization_config=dict(settings), mlp_only_layers=[*range(4)]
+    )
+
+
+@pytest.mark.parametrize("form", ["fp8-block", "fp8-channel"])
+def test_a_checkpoint_in_8_bits_gives_the_logits_of_its_twin(tmp_path: Path, form: str) -> None:
+    save(tmp_path / "plain", "qwen3-moe-mixed")
+    save_quantized(tmp_path / "plain", tmp_path / "q", tmp_path / "twin", FORMATS[form])
+    (prompt,) = make_prompts(20)
+    found, expected = (
+        Steps(load_model(tmp_path / name, torch.float32, CPU, MAX_MODEL_LEN), [prompt]).run({0: 20})
+        for name in ("q", "twin")
+    )
+    torch.testing.assert_close(found[0], expected[0])
+
+
+def test_random_weights_are_rounded_where_the_option_says_so(tmp_path: Path) -> None:
+    load(tmp_path, QWEN3_MOE, mlp_only_layers=[0])
+    plain, rounded = (
+        load_model(tmp_path, torch.float32, CPU, 32, quantization=quantization, load_format="dummy")
+        for quantization in ("auto", "fp8")
+    )
+    (prompt,) = make_prompts(9)
+    prompt = prompt % plain.spec.vocab_size
+    exact, near = (Steps(model, [prompt]).run({0: 9})[0] for model in (plain, rounded))
+    assert 0 < (near - exact).norm() < 0.2 * exact.norm()
 
 
 def test_a_missing_expert_is_named(tmp_path: Path) -> None:
@@ -132,7 +166,7 @@ def test_a_missing_expert_is_named(tmp_path: Path) -> None:
     del tensors["model.layers.1.block_sparse_moe.experts.3.w2.weight"]
     save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
     with pytest.raises(MissingWeight, match=r"layers\.1\.block_sparse_moe\.experts\.3\.w2\.weight"):
-        load_model(tmp_path, torch.float32, torch.device("cpu"), MAX_MODEL_LEN)
+        load_model(tmp_path, torch.float32, CPU, MAX_MODEL_LEN)
 
 
 def test_experts_are_computed_without_the_c_kernels_and_the_log_says_so(
@@ -140,6 +174,6 @@ def test_experts_are_computed_without_the_c_kernels_and_the_log_says_so(
 ) -> None:
     save(tmp_path, "qwen3-moe")
     with caplog.at_level("INFO"):
-        model = load_model(tmp_path, torch.float32, torch.device("cpu"), MAX_MODEL_LEN)
+        model = load_model(tmp_path, torch.float32, CPU, MAX_MODEL_LEN)
     assert model.attention_backend == "torch"
     assert "layers with experts are computed by torch" in caplog.text
