@@ -36,7 +36,9 @@ class _Config:
     num_warps: int
 
 
-def _config(num_rows: int, rows_per_expert: float, gated: bool, itemsize: int) -> _Config:
+def _config(
+    num_rows: int, rows_per_expert: float, gated: bool, itemsize: int, is_fp8: bool
+) -> _Config:
     """The launch configuration; measured on H100 with the experts of Qwen3-30B-A3B.
 
     A kernel is compiled for each, so there are few. Rehearsals meet them all, since they have
@@ -50,7 +52,7 @@ def _config(num_rows: int, rows_per_expert: float, gated: bool, itemsize: int) -
         return _Config(64, 128, 64, 4 if gated else 3, 8)
     if rows_per_expert > 4:
         return _Config(32, 64, 128, 4 if gated else 3, 4)
-    return _Config(16, 64, 128, 4 if gated else 3, 4)
+    return _Config(16, 64, 128, 4 if gated and not is_fp8 else 3, 4)
 
 
 def grouped_linear(
@@ -62,7 +64,8 @@ def grouped_linear(
     n, num_rows, num_pairs = width // (1 + gated), len(routing.experts), routing.num_pairs
     if len(x) not in (num_rows, num_pairs):
         raise ValueError(f"{len(x)} rows of x for {num_rows} rows and {num_pairs} pairs")
-    config = _config(num_rows, num_pairs / num_experts, gated, x.element_size())
+    is_fp8 = weight.scales is not None
+    config = _config(num_rows, num_pairs / num_experts, gated, x.element_size(), is_fp8)
     out = x.new_empty((num_pairs, n))
     # Each expert with rows may have one tile that is not full.
     most_tiles = min(num_experts, num_pairs) + num_pairs // config.block_m
@@ -81,7 +84,7 @@ def grouped_linear(
         BLOCK_K=block_k,
         STAGES=config.num_stages,
         GATED=gated,
-        IS_FP8=weight.scales is not None,
+        IS_FP8=is_fp8,
         PDL=has_pdl(x),
         num_warps=config.num_warps,
         **launch_options(x),

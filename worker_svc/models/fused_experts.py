@@ -1,6 +1,6 @@
 """Experts on CUDA: routing, and the products of each row's experts, without a wait for the host.
 
-`kernels.experts.few_rows` computes up to three rows, of which each has other experts, as a rule;
+`kernels.experts.few_rows` computes a few rows, of which each has other experts, as a rule;
 `kernels.experts.grouped_linear` more. It knows neither the residual's place in a layer nor ranks.
 """
 
@@ -45,7 +45,7 @@ class FusedExperts:
         x = hidden.residual if hidden.normed is None else hidden.normed
         norm = None if is_normed else self.norm
         normed, routing = route(x, self.router, norm, eps, self.top_k, self.renormalizes)
-        if len(x) <= few_rows.MAX_ROWS:
+        if few_rows.pays(len(x), self.gate_up):
             inner = few_rows.gated(normed, self.gate_up, routing)
             return few_rows.summed(inner, self.down, routing, residual)
         inner = grouped_linear(normed, self.gate_up, routing, gated=True)

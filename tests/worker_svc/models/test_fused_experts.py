@@ -47,7 +47,7 @@ def rows(count: int) -> Tensor:
     return torch.randn(count, HIDDEN, generator=torch.Generator().manual_seed(count))
 
 
-@pytest.mark.parametrize("count", [1, 3, 4, 20])
+@pytest.mark.parametrize("count", [1, 3, 4, 7, 20])
 @pytest.mark.parametrize("kind", ["plain", "channel", "block", "one is plain"])
 def test_experts_are_those_of_the_torch_layer(kind: str, count: int) -> None:
     from worker_svc.models.fused_experts import FusedExperts  # noqa: PLC0415 - Triton
