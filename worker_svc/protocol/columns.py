@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wire.columns import BadColumn, unpack
+from worker_svc.protocol.kv_groups import KvGroup
 from worker_svc.protocol.step import BadStep, IntColumn, Limits
 
 Integers = NDArray[np.integer[Any]]
@@ -39,6 +40,22 @@ def block_ids(packed: bytes, name: str, limits: Limits) -> Integers:
     found = column(packed, name)
     # Block 0 is the null block: it pads block tables and belongs to no sequence.
     check_range(found, 1, limits.num_blocks, name, "block")
+    return found
+
+
+def block_table(
+    packed: bytes, name: str, group: KvGroup, num_computed: int, limits: Limits
+) -> Integers:
+    """Decodes a group's block table of a sequence with so many computed tokens.
+
+    The null block may stand where the group's window has passed, and nowhere else.
+    """
+    found = column(packed, name)
+    if len(found) > (most := group.num_blocks(limits.max_model_len)):
+        raise BadStep(name, f"{len(found)} blocks, {most} hold max_model_len")
+    num_unread = group.num_unread(num_computed)
+    check_range(found[:num_unread], 0, limits.num_blocks, name, "block")
+    check_range(found[num_unread:], 1, limits.num_blocks, name, "block")
     return found
 
 

@@ -15,6 +15,7 @@ from wire.prompt_outputs import PromptOutput
 from wire.sampling import GREEDY_TEMPERATURE
 from wire.state_hash import StateHashes
 from wire.tracing.context import TraceContext
+from worker_svc.protocol.kv_groups import KvGroup, TableLayout
 
 IntColumn = NDArray[np.int64]
 
@@ -42,17 +43,35 @@ class Limits:
     """Limits that every step must respect."""
 
     num_blocks: int  # the null block 0 included
-    block_size: int
+    block_size: int  # of KV group 0
     max_num_seqs: int
     max_num_batched_tokens: int
     max_model_len: int
     vocab_size: int
     num_host_blocks: int = 0
     num_state_snapshots: int = 0  # numbered from 1
+    kv_groups: tuple[KvGroup, ...] = ()  # group 0 first; empty: it alone, without a window
 
     @property
     def max_blocks_per_seq(self) -> int:
+        """Blocks of group 0 in the longest sequence's table."""
         return -(-self.max_model_len // self.block_size)
+
+    @property
+    def groups(self) -> tuple[KvGroup, ...]:
+        """The KV groups, at least one."""
+        return self.kv_groups or (KvGroup(self.block_size),)
+
+    @property
+    def tables(self) -> TableLayout:
+        """The block tables of a slot."""
+        return TableLayout.of(self.groups, self.max_model_len)
+
+    @property
+    def most_blocks_held(self) -> int:
+        """Most blocks that the longest sequence holds at once, in all groups."""
+        length, chunk = self.max_model_len, self.max_num_batched_tokens
+        return sum(group.most_blocks(length, chunk) for group in self.groups)
 
     @property
     def max_decode_rows(self) -> int:
@@ -132,6 +151,8 @@ class NewSequence:
     grammar_preparation: int = 0  # of its grammar; 0: it was not prepared
     trace: TraceContext | None = None  # of a request that is traced
     state_snapshot: int = 0  # of its states after the computed tokens; 0: there is none
+    # The tables of the groups after group 0, one for each.
+    group_block_ids: tuple[NDArray[np.int32], ...] = ()
 
     @property
     def prompt_output_end(self) -> int:
@@ -141,6 +162,15 @@ class NewSequence:
         if self.sampling.num_prompt_logprobs is not None:
             return self.num_prompt_tokens - 1  # the last one predicts no prompt token
         return 0
+
+
+@dataclass(frozen=True, slots=True)
+class AppendedBlocks:
+    """Blocks that block tables of one group after group 0 gain."""
+
+    group: int
+    slots: IntColumn  # may repeat
+    block_ids: IntColumn  # same length
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +215,7 @@ class StepInput:
     # Row after row; empty although there are drafts: the worker's draft model makes them.
     draft_token_ids: IntColumn = field(default_factory=no_entries)
     state_saves: tuple[StateSave, ...] = ()  # in this step or a later one
+    appended_to_groups: tuple[AppendedBlocks, ...] = ()  # ascending; none of a group without any
 
     @property
     def num_tokens(self) -> int:
