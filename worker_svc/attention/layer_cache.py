@@ -27,6 +27,23 @@ class KvShape:
         return self.num_kv_heads * (self.k_dim + self.v_dim)
 
 
+@dataclass(frozen=True, slots=True)
+class LayerPlace:
+    """The place of one layer's keys and values in the blocks of its KV group."""
+
+    group: int
+    block_size: int  # tokens in a block
+    first: int  # number of a block at which they begin
+    rows_per_block: int  # from a row of one block to the same row of the next, in `rows`
+
+    def rows_of(self, kv_slots: Tensor) -> Tensor:
+        """Where in `rows` the KV slots of the group are."""
+        if self.rows_per_block == self.block_size:
+            return kv_slots
+        blocks = kv_slots.div(self.block_size, rounding_mode="floor")
+        return kv_slots + blocks * (self.rows_per_block - self.block_size)
+
+
 class LayerCache:
     """Keys and values by layer; a token's values follow its keys in memory."""
 
@@ -47,6 +64,10 @@ class LayerCache:
             zero_pages((num_blocks, block_size, shape.width), dtype, device) for shape in shapes
         ]
         self.block_shape: tuple[int, ...] = (block_size * sum(shape.width for shape in shapes),)
+
+    def place(self, index: int) -> LayerPlace:
+        """A layer's place: all layers have one group."""
+        return LayerPlace(0, self.block_size, 0, self.block_size)
 
     def layer(self, index: int) -> tuple[Tensor, Tensor]:
         """(k, v) of a layer, [num_blocks, block_size, Hkv, D] and the same of Dv."""
