@@ -51,6 +51,8 @@ class AttentionBatch:
     # [B]: whose states each sequence has, of padding below 0; None: of none.
     slots: Tensor | None = None
     state_cuts: tuple[StateCut, ...] = ()  # in order of sequences and tokens
+    # The same for layers of the KV groups after group 0, which have block tables of their own.
+    others: "tuple[AttentionBatch, ...]" = ()
 
     @classmethod
     def of_decodes(
@@ -76,6 +78,10 @@ class AttentionBatch:
     def is_decode(self) -> bool:
         """Whether every sequence computes exactly one token."""
         return self.max_seqlen_q == 1
+
+    def of_group(self, group: int) -> "AttentionBatch":
+        """The batch for layers of a KV group."""
+        return self.others[group - 1] if group else self
 
 
 @dataclass(frozen=True, slots=True)

@@ -175,6 +175,9 @@ class Decoder:
         sizes = num_blocks, block_size, self.heads.num_kv_heads, self.heads.head_dim
         return f"[num_blocks, block_size, num_kv_heads, head_dim] = {list(sizes)}"
 
+    def kv_plan(self, block_size: int, max_model_len: int) -> None:
+        """None: all layers see all tokens."""
+
     def block_bytes(self, block_size: int) -> int:
         """Bytes of one block over all layers."""
         return block_bytes(

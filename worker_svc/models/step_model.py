@@ -11,6 +11,7 @@ from torch import Tensor
 
 from worker_svc.attention.batch import AttentionBatch, LastTokens
 from worker_svc.attention.kv_cache import PagedCache
+from worker_svc.attention.kv_plan import KvPlan
 from worker_svc.models.layer_stack import LayerStack
 from worker_svc.parallel.group import Group
 from worker_svc.parallel.vocab_part import VocabPart
@@ -82,6 +83,12 @@ class StepModel(Protocol):
 
     def kv_layout(self, num_blocks: int, block_size: int) -> str:
         """The sizes of a cache of so many blocks, in words."""
+
+    def kv_plan(self, block_size: int, max_model_len: int) -> KvPlan | None:
+        """The KV groups of layers with different windows; None: all layers have one table.
+
+        A cache for a plan is `page_cache.new_cache`; the sizes above and below are those without.
+        """
 
     def block_bytes(self, block_size: int) -> int:
         """Bytes of one block over all layers."""

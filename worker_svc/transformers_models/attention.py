@@ -18,7 +18,8 @@ from kernels import reference
 from kernels.attention.paged import Traits
 from kernels.reference import AttentionPlan, KvRows, Scoring, Sight
 from worker_svc.attention.batch import AttentionBatch, HeadLayout, fuses
-from worker_svc.attention.layer_cache import KvShape, LayerCache
+from worker_svc.attention.layer_cache import KvShape, LayerCache, LayerPlace
+from worker_svc.attention.page_cache import PageCache
 from worker_svc.models.spec import UnsupportedModel
 
 if TYPE_CHECKING:
@@ -42,6 +43,9 @@ _INERT = {
     "position_ids",
     "use_cache",
 }
+
+
+_LEAST_WINDOW = 2  # of a KV group
 
 
 class UnservedAttention(ValueError):
@@ -191,51 +195,77 @@ class KvLayout:
         # The index in `shapes` of what each layer reads.
         self.places = {layer: places[sources.get(layer, layer)] for layer in kinds}
 
+    def windows(self, max_model_len: int) -> list[int | None]:
+        """Tokens that each layer of `shapes` is read back for; None: all of the longest context."""
+        farthest = [0] * len(self.shapes)
+        for layer, kind in self.kinds.items():
+            # A chunk reaches no farther back than a window of its size.
+            reach = kind.sight.window or kind.sight.chunk or max_model_len
+            place = self.places[layer]
+            farthest[place] = max(farthest[place], reach, _LEAST_WINDOW)
+        return [None if reach >= max_model_len else reach for reach in farthest]
+
 
 class TorchAttention:
     """Stores and attends by operations of torch, for one pass over some of a step's sequences."""
 
     def __init__(
-        self, layout: KvLayout, kv_cache: LayerCache, batch: AttentionBatch, dtype: torch.dtype
+        self,
+        layout: KvLayout,
+        kv_cache: LayerCache | PageCache,
+        batch: AttentionBatch,
+        dtype: torch.dtype,
     ) -> None:
         self._layout = layout
         self._kv_cache = kv_cache
         self._batch = batch
         self._dtype = dtype
-        kept = batch.slot_mapping >= 0
+        kept = batch.slot_mapping >= 0  # the same in all groups
         self._kept = None if bool(kept.all()) else kept
-        self._slots = batch.slot_mapping if self._kept is None else batch.slot_mapping[kept]
-        self._plans: dict[Sight, AttentionPlan] = {}
+        self._slots: dict[tuple[int, int], Tensor] = {}
+        self._plans: dict[tuple[Sight, int, int], AttentionPlan] = {}
 
     def attend(self, call: LayerCall) -> Tensor:
         """See `Attender`."""
         kind = self._layout.kinds[call.layer]
         if call.kind != kind:
             raise UnservedAttention(f"layer {call.layer} attends in another way than at first")
-        rows = self._kv_cache.rows(self._layout.places[call.layer])
+        index = self._layout.places[call.layer]
+        rows, place = self._kv_cache.rows(index), self._kv_cache.place(index)
         if call.layer not in self._layout.sources:
-            self._store(rows, call)
+            self._store(rows, place, call)
         scoring = Scoring(kind.scale, kind.softcap, call.sinks)
-        return reference.attend(call.q, rows, self._plan(kind.sight), scoring)
+        return reference.attend(call.q, rows, self._plan(kind.sight, place), scoring)
 
-    def _store(self, rows: Tensor | KvRows, call: LayerCall) -> None:
+    def _store(self, rows: Tensor | KvRows, place: LayerPlace, call: LayerCall) -> None:
         k, v = (call.k, call.v) if self._kept is None else (call.k[self._kept], call.v[self._kept])
         keys, values = rows if isinstance(rows, KvRows) else rows.unbind(1)
-        reference.store(k, keys, self._slots, None)
-        reference.store(v, values, self._slots, None)
+        slots = self._slots_in(place)
+        reference.store(k, keys, slots, None)
+        reference.store(v, values, slots, None)
 
-    def _plan(self, sight: Sight) -> AttentionPlan:
-        if sight not in self._plans:
-            batch = self._batch
-            self._plans[sight] = AttentionPlan.build(
+    def _slots_in(self, place: LayerPlace) -> Tensor:
+        """The rows [N] of a layer that its step's keys and values go to."""
+        kind = place.group, place.rows_per_block
+        if kind not in self._slots:
+            slots = self._batch.of_group(place.group).slot_mapping
+            self._slots[kind] = place.rows_of(slots if self._kept is None else slots[self._kept])
+        return self._slots[kind]
+
+    def _plan(self, sight: Sight, place: LayerPlace) -> AttentionPlan:
+        kind = sight, place.group, place.rows_per_block
+        if kind not in self._plans:
+            batch = self._batch.of_group(place.group)
+            self._plans[kind] = AttentionPlan.build(
                 batch.block_tables,
                 batch.context_lens,
                 batch.cu_seqlens_q,
-                self._kv_cache.block_size,
+                place.block_size,
                 self._dtype,
                 sight,
+                place.rows_per_block,
             )
-        return self._plans[sight]
+        return self._plans[kind]
 
 
 class KernelAttention:
@@ -250,7 +280,7 @@ class KernelAttention:
         self._write = write_kv
         self._backends: dict[int, TritonAttention] = {}
         self._make, self._like = TritonAttention, like
-        self._kv_cache: LayerCache | None = None
+        self._kv_cache: LayerCache | PageCache | None = None
         self._batch: AttentionBatch | None = None
 
     @staticmethod
@@ -263,7 +293,7 @@ class KernelAttention:
             for kind in kinds
         )
 
-    def of_step(self, kv_cache: LayerCache, batch: AttentionBatch) -> Self:
+    def of_step(self, kv_cache: LayerCache | PageCache, batch: AttentionBatch) -> Self:
         """The same for a pass over this batch."""
         self._kv_cache, self._batch = kv_cache, batch
         return self
@@ -272,7 +302,9 @@ class KernelAttention:
         """See `Attender`."""
         kv_cache, batch = self._kv_cache, self._batch
         assert kv_cache is not None and batch is not None  # of a step
-        k_cache, v_cache = kv_cache.layer(self._layout.places[call.layer])
+        index = self._layout.places[call.layer]
+        k_cache, v_cache = kv_cache.layer(index)
+        batch = batch.of_group(kv_cache.place(index).group)
         if call.layer not in self._layout.sources:
             k, v = call.k.contiguous(), call.v.contiguous()
             self._write(k, v, k_cache, v_cache, batch.slot_mapping)

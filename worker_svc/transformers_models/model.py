@@ -17,7 +17,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from worker_svc.attention.batch import AttentionBatch, LastTokens
+from worker_svc.attention.kv_plan import KvPlan, plan_of
 from worker_svc.attention.layer_cache import LayerCache
+from worker_svc.attention.page_cache import PageCache
 from worker_svc.device.capture_stream import captured, capturing
 from worker_svc.models.layer_stack import TileHeads
 from worker_svc.models.spec import UnsupportedModel
@@ -205,6 +207,16 @@ class TransformersModel:
         """An empty KV cache for this model."""
         return LayerCache(self._layout.shapes, num_blocks, block_size, self.kv_dtype, self.device)
 
+    def kv_plan(self, block_size: int, max_model_len: int) -> KvPlan | None:
+        """The KV groups of layers with different windows; None: all layers have one table."""
+        windows = self._layout.windows(max_model_len)
+        if not any(windows):
+            return None
+        plan = plan_of(self._layout.shapes, windows, block_size, self.kv_dtype)
+        if plan is None:
+            log.warning("layers with windows keep all tokens: no size of pages suits all layers")
+        return plan
+
     @property
     def state_bytes(self) -> int:
         """Bytes of the states of one sequence."""
@@ -220,7 +232,7 @@ class TransformersModel:
         self,
         token_ids: Tensor,
         positions: Tensor,
-        kv_cache: LayerCache,
+        kv_cache: LayerCache | PageCache,
         batch: AttentionBatch,
         last: LastTokens | None = None,
     ) -> Tensor:
@@ -232,7 +244,7 @@ class TransformersModel:
             hidden = self._in_passes(token_ids, positions, kv_cache, batch, self.states)
         return hidden if last is None else hidden.index_select(0, last.rows)
 
-    def _attender(self, kv_cache: LayerCache, batch: AttentionBatch) -> Attender:
+    def _attender(self, kv_cache: LayerCache | PageCache, batch: AttentionBatch) -> Attender:
         if self._kernels is not None:
             return self._kernels.of_step(kv_cache, batch)
         return TorchAttention(self._layout, kv_cache, batch, self.dtype)
@@ -241,7 +253,7 @@ class TransformersModel:
         self,
         token_ids: Tensor,
         positions: Tensor,
-        kv_cache: LayerCache,
+        kv_cache: LayerCache | PageCache,
         batch: AttentionBatch,
         states: SlotStates,
     ) -> Tensor:
@@ -260,7 +272,7 @@ class TransformersModel:
         self,
         token_ids: Tensor,
         positions: Tensor,
-        kv_cache: LayerCache,
+        kv_cache: LayerCache | PageCache,
         part: "_Pass",
         slot_states: SlotStates,
         carried: PassStates | None,
@@ -357,7 +369,7 @@ class TransformersStack:
         self,
         token_ids: Tensor,
         positions: Tensor,
-        kv_cache: LayerCache,
+        kv_cache: LayerCache | PageCache,
         batch: AttentionBatch,
         last: LastTokens | None = None,
     ) -> Tensor:
@@ -365,14 +377,21 @@ class TransformersStack:
         return self._model.forward(token_ids, positions, kv_cache, batch, last)
 
     def begin(
-        self, token_ids: Tensor, positions: Tensor, kv_cache: LayerCache, batch: AttentionBatch
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        kv_cache: LayerCache | PageCache,
+        batch: AttentionBatch,
     ) -> tuple[Tensor, Tensor]:
         """See `LayerStack`: all of it."""
         hidden = self._model.forward(token_ids, positions, kv_cache, batch)
         return hidden, hidden.new_empty((len(hidden), 1))
 
     def finish(
-        self, carried: tuple[Tensor, Tensor], kv_cache: LayerCache, batch: AttentionBatch
+        self,
+        carried: tuple[Tensor, Tensor],
+        kv_cache: LayerCache | PageCache,
+        batch: AttentionBatch,
     ) -> Tensor:
         """See `LayerStack`: nothing is left to do."""
         return carried[0]
@@ -448,18 +467,22 @@ def _part(batch: AttentionBatch, sequences: list[int], tokens: list[int], num_af
     rows = torch.tensor(sequences, device=device)
     index = torch.tensor(tokens, device=device)
     ends = torch.arange(len(sequences) + 1, dtype=torch.int32, device=device) * length
-    return _Pass(
-        index,
-        len(sequences),
-        replace(
-            batch,
-            slot_mapping=batch.slot_mapping[index],
-            block_tables=batch.block_tables[rows],
-            context_lens=batch.context_lens[rows] - num_after,
+
+    def of_part(whole: AttentionBatch) -> AttentionBatch:
+        return replace(
+            whole,
+            slot_mapping=whole.slot_mapping[index],
+            block_tables=whole.block_tables[rows],
+            context_lens=whole.context_lens[rows] - num_after,
             cu_seqlens_q=ends,
             max_seqlen_q=length,
             parts=None,  # of the whole step
-            slots=None if batch.slots is None else batch.slots[rows],
+            slots=None if whole.slots is None else whole.slots[rows],
             state_cuts=(),
-        ),
+        )
+
+    return _Pass(
+        index,
+        len(sequences),
+        replace(of_part(batch), others=tuple(map(of_part, batch.others))),
     )
