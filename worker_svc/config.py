@@ -27,6 +27,7 @@ KV_CACHE_DTYPES = ("auto", "fp8", "fp8_e4m3", "fp8_e5m2")
 DEVICES = ("auto", "cpu", "cuda")
 LOAD_FORMATS = ("auto", "dummy")  # dummy: of config.json alone
 MODEL_IMPLS = ("auto", "native", "transformers")  # auto: native where it serves the model
+KV_GROUPS = ("auto", "one")  # auto: by the windows of layers
 QUANTIZATIONS = ("auto", "fp8", "int8", "int4")  # auto: what the checkpoint says
 ALL_REDUCES = ("auto", "peer", "nccl")
 ATTENTION_BACKENDS = ("auto", "triton", "flash-attn")
@@ -40,6 +41,7 @@ CHOICES = {
     "gemm_algorithms": GEMM_ALGORITHMS,
     "load_format": LOAD_FORMATS,
     "model_impl": MODEL_IMPLS,
+    "kv_groups": KV_GROUPS,
     "quantization": QUANTIZATIONS,
     "all_reduce": ALL_REDUCES,
 }
@@ -81,6 +83,7 @@ class WorkerConfig:
     attention_backend: str = "auto"
     gemm_algorithms: str = "auto"
     block_size: int = 16
+    kv_groups: str = "auto"
     num_kv_blocks: int = 0
     max_num_seqs: int = 0
     max_num_batched_tokens: int = 0
@@ -375,6 +378,12 @@ def _add_types_and_kernels(parser: argparse.ArgumentParser) -> None:
 def _add_sizes(parser: argparse.ArgumentParser) -> None:
     add = partial(_add, parser)
     add("--block-size", int, "tokens per KV block")
+    add(
+        "--kv-groups",
+        str,
+        "auto: layers with windows keep the tokens of their window; one: all layers keep all",
+        KV_GROUPS,
+    )
     add("--num-kv-blocks", int, "KV blocks, including the null block; 0: as many as fit")
     add(
         "--max-num-seqs",

@@ -85,6 +85,7 @@ OPTIONS: dict[str, tuple[str, ...]] = {
         "attention-backend",
         "gemm-algorithms",
         "block-size",
+        "kv-groups",
         "num-kv-blocks",
         "max-num-seqs",
         "max-num-batched-tokens",

@@ -276,6 +276,14 @@ def to_description(description: Description) -> worker_pb2.WorkerDescription:
         if description.draft_model is None
         else to_model_info(description.draft_model),
         protocol_minor=STEP_MINOR,
+        kv_groups=[
+            worker_pb2.KvGroup(
+                block_size=group.block_size,
+                window=group.window or 0,
+                kind=worker_pb2.KV_GROUP_KIND_KEYS_AND_VALUES,
+            )
+            for group in description.kv_groups
+        ],
         rehearsed_steps=[
             timing_pb2.RehearsedStep(num_tokens=num_tokens, seconds=seconds)
             for num_tokens, seconds in description.rehearsed_s.items()
