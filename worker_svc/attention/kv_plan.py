@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from worker_svc.attention.layer_cache import KvShape, LayerPlace
-from worker_svc.protocol.kv_groups import KvGroup
+from worker_svc.protocol.kv_groups import LayerGroup
 
 # A page of more tokens would be mostly empty in short sequences, and seldom hit.
 MOST_BLOCK_SIZES = 16
@@ -24,7 +24,7 @@ MOST_UNUSED = 0.2
 class KvPlan:
     """Groups of layers over pages of one size."""
 
-    groups: tuple[KvGroup, ...]  # group 0 first
+    groups: tuple[LayerGroup, ...]  # group 0 first
     shapes: tuple[KvShape, ...]  # of the layers that store, in order
     places: tuple[LayerPlace, ...]  # theirs
     page_width: int  # numbers of a page
@@ -68,7 +68,7 @@ def plan_of(
         used = [count * block_size * width for count, width in zip(counts, widths, strict=True)]
         if min(used) >= (1 - MOST_UNUSED) * page_width:
             sizes = [count * block_size for count in counts]
-            groups = tuple(map(KvGroup, sizes, kinds))
+            groups = tuple(map(LayerGroup, sizes, kinds))
             places = _places(shapes, [kinds.index(window) for window in windows], sizes, page_width)
             return KvPlan(groups, tuple(shapes), places, page_width, dtype)
     return None

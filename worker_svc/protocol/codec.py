@@ -17,9 +17,9 @@ from wire.tracing.context import context_from_proto
 from worker_svc.protocol import columns
 from worker_svc.protocol.row_sampling import read_sampling
 from worker_svc.protocol.step import (
-    AppendedBlocks,
     BadStep,
     CutRequest,
+    GroupBlocks,
     IntColumn,
     Limits,
     NewSequence,
@@ -154,7 +154,7 @@ def _appended(
 
 def _appended_to_groups(
     step: worker_pb2.SchedulerOutput, limits: Limits
-) -> tuple[AppendedBlocks, ...]:
+) -> tuple[GroupBlocks, ...]:
     name, found, before = "appended_to_groups", [], 0
     for message in step.appended_to_groups:
         if not before < message.group < len(limits.groups):
@@ -163,7 +163,7 @@ def _appended_to_groups(
         slots, block_ids = _appended(
             (f"{name}.slots", message.slots), (f"{name}.block_ids", message.block_ids), limits
         )
-        found.append(AppendedBlocks(message.group, slots, block_ids))
+        found.append(GroupBlocks(message.group, slots, block_ids))
         before = message.group
     return tuple(found)
 

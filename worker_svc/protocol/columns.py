@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wire.columns import BadColumn, unpack
-from worker_svc.protocol.kv_groups import KvGroup
+from worker_svc.protocol.kv_groups import LayerGroup
 from worker_svc.protocol.step import BadStep, IntColumn, Limits
 
 Integers = NDArray[np.integer[Any]]
@@ -44,7 +44,7 @@ def block_ids(packed: bytes, name: str, limits: Limits) -> Integers:
 
 
 def block_table(
-    packed: bytes, name: str, group: KvGroup, num_computed: int, limits: Limits
+    packed: bytes, name: str, group: LayerGroup, num_computed: int, limits: Limits
 ) -> Integers:
     """Decodes a group's block table of a sequence with so many computed tokens.
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class KvGroup:
+class LayerGroup:
     """One group."""
 
     block_size: int  # tokens per block
@@ -37,7 +37,7 @@ class KvGroup:
 class TablePart:
     """A group's columns of a slot's row of block tables, in which those of all groups lie."""
 
-    group: KvGroup
+    group: LayerGroup
     begin: int
     width: int  # blocks that hold the longest sequence
 
@@ -54,7 +54,7 @@ class TableLayout:
     parts: tuple[TablePart, ...]
 
     @classmethod
-    def of(cls, groups: tuple[KvGroup, ...], max_model_len: int) -> "TableLayout":
+    def of(cls, groups: tuple[LayerGroup, ...], max_model_len: int) -> "TableLayout":
         """Tables of these groups, side by side."""
         parts, begin = [], 0
         for group in groups:

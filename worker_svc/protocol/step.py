@@ -15,7 +15,7 @@ from wire.prompt_outputs import PromptOutput
 from wire.sampling import GREEDY_TEMPERATURE
 from wire.state_hash import StateHashes
 from wire.tracing.context import TraceContext
-from worker_svc.protocol.kv_groups import KvGroup, TableLayout
+from worker_svc.protocol.kv_groups import LayerGroup, TableLayout
 
 IntColumn = NDArray[np.int64]
 
@@ -50,7 +50,7 @@ class Limits:
     vocab_size: int
     num_host_blocks: int = 0
     num_state_snapshots: int = 0  # numbered from 1
-    kv_groups: tuple[KvGroup, ...] = ()  # group 0 first; empty: it alone, without a window
+    kv_groups: tuple[LayerGroup, ...] = ()  # group 0 first; empty: it alone, without a window
 
     @property
     def max_blocks_per_seq(self) -> int:
@@ -58,9 +58,9 @@ class Limits:
         return -(-self.max_model_len // self.block_size)
 
     @property
-    def groups(self) -> tuple[KvGroup, ...]:
+    def groups(self) -> tuple[LayerGroup, ...]:
         """The KV groups, at least one."""
-        return self.kv_groups or (KvGroup(self.block_size),)
+        return self.kv_groups or (LayerGroup(self.block_size),)
 
     @property
     def tables(self) -> TableLayout:
@@ -165,7 +165,7 @@ class NewSequence:
 
 
 @dataclass(frozen=True, slots=True)
-class AppendedBlocks:
+class GroupBlocks:
     """Blocks that block tables of one group after group 0 gain."""
 
     group: int
@@ -215,7 +215,7 @@ class StepInput:
     # Row after row; empty although there are drafts: the worker's draft model makes them.
     draft_token_ids: IntColumn = field(default_factory=no_entries)
     state_saves: tuple[StateSave, ...] = ()  # in this step or a later one
-    appended_to_groups: tuple[AppendedBlocks, ...] = ()  # ascending; none of a group without any
+    appended_to_groups: tuple[GroupBlocks, ...] = ()  # ascending; none of a group without any
 
     @property
     def num_tokens(self) -> int:

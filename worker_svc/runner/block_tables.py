@@ -6,7 +6,7 @@ What is checked here knows counts of blocks alone, which are the host's; the row
 import numpy as np
 from numpy.typing import NDArray
 
-from worker_svc.protocol.kv_groups import KvGroup, TableLayout
+from worker_svc.protocol.kv_groups import LayerGroup, TableLayout
 from worker_svc.protocol.step import BadStep, IntColumn, NewSequence, no_entries
 
 
@@ -22,7 +22,7 @@ def row_of(sequence: NewSequence, layout: TableLayout) -> NDArray[np.int32]:
     return row
 
 
-def check_computed(group: KvGroup, num_blocks: int, num_computed: int, name: str) -> None:
+def check_computed(group: LayerGroup, num_blocks: int, num_computed: int, name: str) -> None:
     """Raises BadStep unless a table of so many blocks has room for the computed tokens."""
     if num_blocks < group.num_blocks(num_computed):
         raise BadStep(

@@ -33,10 +33,9 @@ def build(state: BatchState, rows: Rows, saves: DueSaves = NONE_DUE) -> ModelInp
     cu_seqlens = np.zeros(len(rows.slots) + 1, dtype=np.int64)
     np.cumsum(num_scheduled, out=cu_seqlens[1:])
     slots, positions = _slots_and_positions(rows, cu_seqlens)
-    max_context_len = int(ends.max())
     parts = state.tables.parts
     # One transfer of all indices to the device.
-    token_index, positions_, row_slots, ends_, starts, last, who, *of_groups = upload(
+    token_index, positions_, row_slots, ends_, starts, last, who, *lookups = upload(
         state.device,
         slots * state.token_rows.shape[1] + positions,  # [T]
         positions,
@@ -45,48 +44,47 @@ def build(state: BatchState, rows: Rows, saves: DueSaves = NONE_DUE) -> ModelInp
         cu_seqlens,
         _sampling_tokens(rows, cu_seqlens),
         np.flatnonzero(rows.samples),
-        *(index for part in parts for index in _block_indices(state, part, slots, positions)),
+        *(index for part in parts for index in _lookups(state, part, slots, positions)),
+    )
+    max_context_len, max_seqlen_q = int(ends.max()), int(num_scheduled.max())
+    context_lens, starts = ends_.int(), starts.int()
+    attention, *others = (
+        AttentionBatch(
+            slot_mapping=_kv_slots(state, part, block_index, in_block),
+            block_tables=_tables(state, part, max_context_len).index_select(0, row_slots),
+            context_lens=context_lens,
+            cu_seqlens_q=starts,
+            max_seqlen_q=max_seqlen_q,
+            max_context_len=max_context_len,
+            slots=row_slots,
+        )
+        for part, block_index, in_block in zip(parts, lookups[::2], lookups[1::2], strict=True)
     )
     is_cuda = state.device.type == "cuda"
     num_decodes = int((num_scheduled != 1).argmax())  # the leading rows
-    context_lens, starts = ends_.int(), starts.int()
-
-    def batch_of(group: int) -> AttentionBatch:
-        block_index, in_block = of_groups[2 * group : 2 * group + 2]
-        tables = _tables(state, parts[group], max_context_len)
-        return _with_parts(
-            AttentionBatch(
-                slot_mapping=_kv_slots(state, parts[group], block_index, in_block),
-                block_tables=tables.index_select(0, row_slots),  # [B, W]
-                context_lens=context_lens,
-                cu_seqlens_q=starts,
-                max_seqlen_q=int(num_scheduled.max()),
-                max_context_len=max_context_len,
-                slots=row_slots,
-            ),
-            num_decodes if is_cuda else 0,
+    if is_cuda and num_decodes:
+        attention, *others = (
+            replace(each, parts=_split(each, num_decodes)) for each in (attention, *others)
         )
-
-    cuts = tuple(StateCut(due.row, due.num_tokens, due.snapshot) for due in saves.within)
-    attention = replace(batch_of(0), state_cuts=cuts) if cuts else batch_of(0)
-    if len(parts) > 1:
-        attention = replace(attention, others=tuple(map(batch_of, range(1, len(parts)))))
+    if saves.within:
+        cuts = tuple(StateCut(due.row, due.num_tokens, due.snapshot) for due in saves.within)
+        attention = replace(attention, state_cuts=cuts)
     has_last = is_cuda and not rows.is_decode and rows.drafts is None
     return ModelInputs(
         token_ids=state.token_rows.view(-1).index_select(0, token_index).long(),
         positions=positions_,
-        attention=attention,
+        attention=replace(attention, others=tuple(others)) if others else attention,
         logit_rows=None if rows.is_decode else last,
         last=last_tokens(last, who, attention) if has_last else None,
     )
 
 
-def _block_indices(
+def _lookups(
     state: BatchState, part: TablePart, slots: IntColumn, positions: IntColumn
 ) -> tuple[IntColumn, IntColumn]:
-    """Where in the flat block tables each token's [T] block of a group is, and where in it."""
+    """The place of each token's [T] block of a group in the flat tables, and its place in that."""
     blocks, in_block = np.divmod(positions, part.group.block_size)
-    return slots * state.tables.width + part.begin + blocks, in_block
+    return slots * state.block_tables.shape[1] + part.begin + blocks, in_block
 
 
 def _kv_slots(state: BatchState, part: TablePart, block_index: Tensor, in_block: Tensor) -> Tensor:
@@ -102,11 +100,6 @@ def _tables(state: BatchState, part: TablePart, max_context_len: int) -> Tensor:
         # Triton compiles for the row's stride: one for all steps.
         width = part.width
     return state.block_tables[:, part.begin : part.begin + width]
-
-
-def _with_parts(batch: AttentionBatch, num_decodes: int) -> AttentionBatch:
-    """The batch, and its leading decodes and the rest apart, if there are such decodes."""
-    return replace(batch, parts=_split(batch, num_decodes)) if num_decodes else batch
 
 
 def _slots_and_positions(rows: Rows, cu_seqlens: IntColumn) -> tuple[IntColumn, IntColumn]:

@@ -8,7 +8,7 @@ from kernels.reference import KvRows
 from worker_svc.attention.kv_plan import MOST_UNUSED, KvPlan, plan_of
 from worker_svc.attention.layer_cache import KvShape, LayerCache
 from worker_svc.attention.page_cache import PageCache, new_cache
-from worker_svc.protocol.kv_groups import KvGroup
+from worker_svc.protocol.kv_groups import LayerGroup
 from worker_svc.protocol.step import StepMoves
 from worker_svc.runner.block_mover import BlockMover
 
@@ -43,7 +43,7 @@ def test_a_group_of_fewer_layers_has_more_tokens_in_a_page(
 ) -> None:
     found = plan(num_windowed, num_full)
     assert found is not None
-    assert found.groups == (KvGroup(sizes[0]), KvGroup(sizes[1], window=64))
+    assert found.groups == (LayerGroup(sizes[0]), LayerGroup(sizes[1], window=64))
     assert found.page_bytes == 2 * found.page_width
     used = [
         sum(HEADS.width * place.block_size for place in found.places if place.group == group)
@@ -64,7 +64,7 @@ def test_pages_that_would_be_mostly_unused_are_none() -> None:
 def test_layers_of_one_window_are_one_group_and_need_no_pages() -> None:
     found = plan(3, 0)
     assert found is not None
-    assert found.groups == (KvGroup(16, window=64),)
+    assert found.groups == (LayerGroup(16, window=64),)
     cache = new_cache(found, 5, CPU)
     assert isinstance(cache, LayerCache)
     assert found.page_bytes == torch.empty(0, dtype=torch.float16).itemsize * cache.block_shape[0]

@@ -8,11 +8,11 @@ from pagewire.v1 import worker_pb2
 from tests.worker_svc.protocol.test_codec import LIMITS, frame
 from wire.columns import pack
 from worker_svc.protocol.codec import decode_step
-from worker_svc.protocol.kv_groups import KvGroup
+from worker_svc.protocol.kv_groups import LayerGroup
 from worker_svc.protocol.step import BadStep
 
 # Group 0, one of twice as many tokens per block, and one whose tokens read 20 tokens.
-GROUPS = replace(LIMITS, kv_groups=(KvGroup(16), KvGroup(32), KvGroup(16, window=20)))
+GROUPS = replace(LIMITS, kv_groups=(LayerGroup(16), LayerGroup(32), LayerGroup(16, window=20)))
 
 
 def sequence(**fields: object) -> worker_pb2.NewSequence:
@@ -52,7 +52,7 @@ def test_the_tables_of_all_groups_arrive() -> None:
 
 
 def test_a_window_of_group_0_has_null_blocks_before_it() -> None:
-    limits = replace(LIMITS, kv_groups=(KvGroup(16, window=20),))
+    limits = replace(LIMITS, kv_groups=(LayerGroup(16, window=20),))
     new = sequence(block_ids=pack([0, 2, 3]), group_block_ids=[])
     step = decode_step(frame(step_id=1, new_sequences=[new]), limits)
     assert step.new_sequences[0].block_ids.tolist() == [0, 2, 3]

@@ -7,14 +7,15 @@ import pytest
 import torch
 
 from tests.worker_svc.runner.test_batch_state import LIMITS, column, run, sequence
-from worker_svc.protocol.kv_groups import KvGroup
-from worker_svc.protocol.step import AppendedBlocks, BadStep, NewSequence, StepInput
+from worker_svc.attention.batch import AttentionBatch
+from worker_svc.protocol.kv_groups import LayerGroup
+from worker_svc.protocol.step import BadStep, GroupBlocks, NewSequence, StepInput
 from worker_svc.runner import inputs
 from worker_svc.runner.batch_state import BatchState
 from worker_svc.sampling.grammars import Grammars
 
 SIZES = (4, 8, 4)  # tokens per block of each group
-GROUPS = replace(LIMITS, kv_groups=(KvGroup(4), KvGroup(8), KvGroup(4, window=6)))
+GROUPS = replace(LIMITS, kv_groups=(LayerGroup(4), LayerGroup(8), LayerGroup(4, window=6)))
 CPU = torch.device("cpu")
 
 
@@ -47,8 +48,8 @@ def test_each_group_gains_blocks_in_its_own_table(state: BatchState) -> None:
         appended_slots=column(1),
         appended_block_ids=column(9),
         appended_to_groups=(
-            AppendedBlocks(1, column(1, 1), column(10, 11)),
-            AppendedBlocks(2, column(1), column(12)),
+            GroupBlocks(1, column(1, 1), column(10, 11)),
+            GroupBlocks(2, column(1), column(12)),
         ),
         same_rows=True,
         granted_steps=3,
@@ -68,9 +69,9 @@ def test_a_row_needs_room_in_all_groups(state: BatchState) -> None:
         few = with_tables(1, 10, [1, 2, 3], [4, 5], [6, 7], num_computed_tokens=9)
         state.stage(StepInput(1, new_sequences=(few,)))
     with pytest.raises(BadStep, match="slot 2 is empty"):
-        state.stage(StepInput(1, appended_to_groups=(AppendedBlocks(1, column(2), column(9)),)))
+        state.stage(StepInput(1, appended_to_groups=(GroupBlocks(1, column(2), column(9)),)))
     with pytest.raises(BadStep, match="slot 1 would hold 6 blocks, 5 hold max_model_len"):
-        gained = AppendedBlocks(1, column(*[1] * 5), column(*range(20, 25)))
+        gained = GroupBlocks(1, column(*[1] * 5), column(*range(20, 25)))
         state.stage(StepInput(1, new_sequences=(short,), appended_to_groups=(gained,)))
 
 
@@ -81,7 +82,7 @@ def test_a_failed_step_leaves_no_trace_in_any_table(state: BatchState) -> None:
         2,
         freed_slots=column(0),
         new_sequences=(with_tables(0, 3, [50], [51], [52]),),
-        appended_to_groups=(AppendedBlocks(2, column(0), column(53)),),
+        appended_to_groups=(GroupBlocks(2, column(0), column(53)),),
     )
     state.write(state.stage(step))
     assert not torch.equal(state.block_tables, before)
@@ -90,63 +91,90 @@ def test_a_failed_step_leaves_no_trace_in_any_table(state: BatchState) -> None:
     assert held(state, 0) == tables
 
 
-def test_the_tables_and_inputs_follow_a_plain_model_under_random_steps(state: BatchState) -> None:
-    random = np.random.default_rng(0)
-    tables: dict[int, list[list[int]]] = {}
-    computed: dict[int, int] = {}
-    num_checked = 0
-    for step_id in range(1, 300):
-        freed = [slot for slot in tables if random.random() < 0.1 or computed[slot] > 30]
-        for slot in freed:
-            del tables[slot], computed[slot]
-        new = []
-        for slot in range(GROUPS.max_num_seqs):
-            if slot not in tables and random.random() < 0.3:
-                tables[slot] = [random.integers(1, 100, 3).tolist() for _ in SIZES]
-                computed[slot] = int(random.integers(0, 8))
-                new.append(with_tables(slot, 40, *tables[slot], num_computed_tokens=computed[slot]))
-        gained: list[tuple[list[int], list[int]]] = [([], []) for _ in SIZES]
-        for group, size in enumerate(SIZES):
-            for slot in random.permutation(list(tables)).tolist():
-                if len(tables[slot][group]) * size < 40 and random.random() < 0.6:
-                    tables[slot][group].append(int(random.integers(1, 100)))
-                    gained[group][0].append(slot)
-                    gained[group][1].append(tables[slot][group][-1])
-        rows = {}
-        for slot in random.permutation(list(tables)).tolist():
-            room = min(len(table) * size for table, size in zip(tables[slot], SIZES, strict=True))
-            room = min(room, 40) - computed[slot]
-            if room > 0 and random.random() < 0.8:
-                rows[slot] = int(random.integers(1, room + 1))
-        step = StepInput(
+class Walk:
+    """Random steps, and what slots should hold after them."""
+
+    def __init__(self) -> None:
+        self.random = np.random.default_rng(0)
+        self.tables: dict[int, list[list[int]]] = {}
+        self.computed: dict[int, int] = {}
+
+    def step(self, step_id: int) -> StepInput:
+        """The next step: slots end and begin, tables of all groups grow, rows compute."""
+        freed, new = self._end(), self._begin()
+        gained = [self._grow(group) for group in range(len(SIZES))]
+        rows = self._rows()
+        return StepInput(
             step_id,
             freed_slots=column(*freed),
             new_sequences=tuple(new),
-            appended_slots=column(*gained[0][0]),
-            appended_block_ids=column(*gained[0][1]),
-            appended_to_groups=tuple(
-                AppendedBlocks(group, column(*slots), column(*ids))
-                for group, (slots, ids) in enumerate(gained)
-                if group and slots
-            ),
+            appended_slots=gained[0].slots,
+            appended_block_ids=gained[0].block_ids,
+            appended_to_groups=tuple(one for one in gained[1:] if len(one.slots)),
             slots=column(*rows),
             num_scheduled=column(*rows.values()),
         )
+
+    def _end(self) -> list[int]:
+        freed = [s for s in self.tables if self.random.random() < 0.1 or self.computed[s] > 30]
+        for slot in freed:
+            del self.tables[slot], self.computed[slot]
+        return freed
+
+    def _begin(self) -> list[NewSequence]:
+        new = []
+        for slot in range(GROUPS.max_num_seqs):
+            if slot in self.tables or self.random.random() > 0.3:
+                continue
+            tables = [self.random.integers(1, 100, 3).tolist() for _ in SIZES]
+            self.tables[slot], self.computed[slot] = tables, int(self.random.integers(0, 8))
+            new.append(with_tables(slot, 40, *tables, num_computed_tokens=self.computed[slot]))
+        return new
+
+    def _grow(self, group: int) -> GroupBlocks:
+        slots, block_ids = [], []
+        for slot in self.random.permutation(list(self.tables)).tolist():
+            table = self.tables[slot][group]
+            if len(table) * SIZES[group] < 40 and self.random.random() < 0.6:
+                table.append(int(self.random.integers(1, 100)))
+                slots.append(slot)
+                block_ids.append(table[-1])
+        return GroupBlocks(group, column(*slots), column(*block_ids))
+
+    def _rows(self) -> dict[int, int]:
+        rows = {}
+        for slot in self.random.permutation(list(self.tables)).tolist():
+            held = zip(self.tables[slot], SIZES, strict=True)
+            room = min(40, *(len(table) * size for table, size in held)) - self.computed[slot]
+            if room > 0 and self.random.random() < 0.8:
+                rows[slot] = int(self.random.integers(1, room + 1))
+        return rows
+
+    def check(self, batch: AttentionBatch, step: StepInput) -> int:
+        """Compares each group's batch with the tables; returns the number of tokens compared."""
+        counts = dict(zip(step.slots.tolist(), step.num_scheduled.tolist(), strict=True))
+        ends = {slot: self.computed[slot] + count for slot, count in counts.items()}
+        places = [(s, p) for s, n in counts.items() for p in range(ends[s] - n, ends[s])]
+        for group, size in enumerate(SIZES):
+            of_group = batch.of_group(group)
+            wanted = [self.tables[s][group][p // size] * size + p % size for s, p in places]
+            assert of_group.slot_mapping.tolist() == wanted
+            for row, slot in enumerate(counts):
+                seen = -(-ends[slot] // size)
+                found = of_group.block_tables[row, :seen].tolist()
+                assert found == self.tables[slot][group][:seen]
+        self.computed |= ends
+        return len(places)
+
+
+def test_the_tables_and_inputs_follow_a_plain_model_under_random_steps(state: BatchState) -> None:
+    walk, num_compared = Walk(), 0
+    for step_id in range(1, 300):
+        step = walk.step(step_id)
         staged = state.stage(step)
         state.write(staged)
-        if rows:
-            batch = inputs.build(state, staged.rows).attention
-            places = [(s, p) for s, n in rows.items() for p in range(computed[s], computed[s] + n)]
-            for group, size in enumerate(SIZES):
-                wanted = [tables[s][group][p // size] * size + p % size for s, p in places]
-                assert batch.of_group(group).slot_mapping.tolist() == wanted
-                num_checked += len(wanted)
-                for row, slot in enumerate(rows):
-                    seen = -(-(computed[slot] + rows[slot]) // size)
-                    found = batch.of_group(group).block_tables[row, :seen].tolist()
-                    assert found == tables[slot][group][:seen]
+        if len(step.slots):
+            num_compared += walk.check(inputs.build(state, staged.rows).attention, step)
         state.commit(staged)
-        for slot in rows:
-            computed[slot] += rows[slot]
-        assert {slot: held(state, slot) for slot in tables} == tables
-    assert num_checked > 3000
+        assert {slot: held(state, slot) for slot in walk.tables} == walk.tables
+    assert num_compared > 1000

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from worker_svc.attention.kv_cache import block_bytes
-from worker_svc.protocol.kv_groups import KvGroup
+from worker_svc.protocol.kv_groups import LayerGroup
 from worker_svc.protocol.step import Limits
 from worker_svc.startup import kv_sizing
 from worker_svc.startup.kv_sizing import GIB, CacheTooSmall, CudaMemory
@@ -60,7 +60,7 @@ def test_a_sequence_needs_the_blocks_of_all_groups_and_of_a_window_no_more_than_
         max_num_batched_tokens=16,
         max_model_len=320,
         vocab_size=9,
-        kv_groups=(KvGroup(32), KvGroup(16, window=33)),
+        kv_groups=(LayerGroup(32), LayerGroup(16, window=33)),
     )
     # 10 of all tokens; 48 tokens of a window and a chunk may begin and end inside a block: 4.
     kv_sizing.require_one_sequence(15, limits)
