@@ -3,7 +3,7 @@
 Plain data with numpy columns, independent of protobuf and torch.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
@@ -232,6 +232,11 @@ class StepInput:
         yield self
         for step_id in range(self.step_id + 1, self.last_step_id + 1):
             yield StepInput(step_id, self.ack_step_id, same_rows=True)
+
+    def appends_to(self, slots: Set[int]) -> bool:
+        """True if a block table of one of these slots grows, in any group."""
+        appended = (self.appended_slots, *(one.slots for one in self.appended_to_groups))
+        return not all(slots.isdisjoint(some.tolist()) for some in appended)
 
     def changes(self) -> "StepInput":
         """This step's state changes alone, with nothing to compute."""

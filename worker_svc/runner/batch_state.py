@@ -26,7 +26,7 @@ from worker_svc.protocol.step import (
     RowSampling,
     StepInput,
 )
-from worker_svc.runner.block_tables import append, check_computed, row_of
+from worker_svc.runner.block_tables import append, check_computed, tables_of
 from worker_svc.runner.rows import Rows, drafts_of, refuse, runs
 from worker_svc.runner.state_saves import NONE_DUE, DueSaves, Pending, add_saves, take_due
 from worker_svc.sampling.grammars import Grammars
@@ -200,8 +200,10 @@ class BatchState:
             self.block_tables[slot].zero_()
         firsts = [sequence.slot * self.token_rows.shape[1] for sequence in new]
         self._scatter(self.token_rows, firsts, [sequence.token_ids for sequence in new])
-        firsts = [sequence.slot * self.block_tables.shape[1] for sequence in new]
-        self._scatter(self.block_tables, firsts, [row_of(one, self.tables) for one in new])
+        width = self.block_tables.shape[1]
+        firsts = [one.slot * width + part.begin for one in new for part in self.tables.parts]
+        tables = [block_ids for one in new for block_ids in tables_of(one)]
+        self._scatter(self.block_tables, firsts, tables)
 
     def write_sampled(self, rows: Rows, token_ids: Tensor) -> None:
         """Writes sampled tokens [R] after the known ones; they count from the commit on."""
@@ -372,10 +374,9 @@ class BatchState:
         table.other_blocks[:, sequence.slot] = [len(ids) for ids in sequence.group_block_ids]
 
     def _check_tables(self, sequence: NewSequence, name: str) -> None:
-        named = (f"{name}.block_ids", sequence.block_ids)
-        others = enumerate(sequence.group_block_ids)
-        tables = [named, *((f"{name}.group_block_ids[{n}]", ids) for n, ids in others)]
-        for part, (field_name, block_ids) in zip(self.tables.parts, tables, strict=True):
+        others = (f"{name}.group_block_ids[{n}]" for n in range(len(sequence.group_block_ids)))
+        names, tables = (f"{name}.block_ids", *others), tables_of(sequence)
+        for part, field_name, block_ids in zip(self.tables.parts, names, tables, strict=True):
             num_computed = sequence.num_computed_tokens
             check_computed(part.group, len(block_ids), num_computed, field_name)
 

@@ -6,20 +6,21 @@ What is checked here knows counts of blocks alone, which are the host's; the row
 import numpy as np
 from numpy.typing import NDArray
 
-from worker_svc.protocol.kv_groups import LayerGroup, TableLayout
+from worker_svc.protocol.kv_groups import LayerGroup
 from worker_svc.protocol.step import BadStep, IntColumn, NewSequence, no_entries
 
 
-def row_of(sequence: NewSequence, layout: TableLayout) -> NDArray[np.int32]:
-    """A new sequence's row of block tables, up to the last block."""
+def tables_of(sequence: NewSequence) -> tuple[NDArray[np.int32], ...]:
+    """A new sequence's block table of each group."""
+    return sequence.block_ids, *sequence.group_block_ids
+
+
+def entering_blocks(sequence: NewSequence) -> NDArray[np.int32]:
+    """A new sequence's blocks as `enter_slots` reads them: of several tables with their numbers."""
     if not sequence.group_block_ids:
         return sequence.block_ids
-    last = layout.parts[-1]
-    row = np.zeros(last.begin + len(sequence.group_block_ids[-1]), dtype=np.int32)
-    tables = (sequence.block_ids, *sequence.group_block_ids)
-    for part, block_ids in zip(layout.parts, tables, strict=True):
-        row[part.begin : part.begin + len(block_ids)] = block_ids
-    return row
+    tables = tables_of(sequence)
+    return np.concatenate(([len(table) for table in tables], *tables), dtype=np.int32)
 
 
 def check_computed(group: LayerGroup, num_blocks: int, num_computed: int, name: str) -> None:

@@ -1,27 +1,17 @@
 """The KV groups that a worker serves a model with, and the cache of their layers."""
 
-import logging
-
 from worker_svc.attention.kv_cache import PagedCache
 from worker_svc.attention.kv_plan import KvPlan
 from worker_svc.attention.page_cache import new_cache
 from worker_svc.config import WorkerConfig
 from worker_svc.models.step_model import StepModel
 
-log = logging.getLogger(__name__)
-
 
 def plan_for(config: WorkerConfig, decoder: StepModel, max_model_len: int) -> KvPlan | None:
     """The groups of a model's layers; None: all layers keep all tokens, under one block table."""
     if config.kv_groups == "one":
         return None
-    plan = decoder.kv_plan(config.block_size, max_model_len)
-    if plan is None:
-        return None
-    if decoder.stack is not None and len(plan.groups) > 1:
-        log.warning("kv_groups: graphs have one block table; layers with windows keep all tokens")
-        return None
-    return plan
+    return decoder.kv_plan(config.block_size, max_model_len)
 
 
 def cache_for(

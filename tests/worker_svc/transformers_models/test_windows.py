@@ -6,6 +6,7 @@ chunks, after swaps, forks, prefix hits and random requests; and the null block 
 
 import asyncio
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from tests.worker_svc.conftest import Attachment, Worker, serving
 from tests.worker_svc.transformers_models import test_served
 from tests.worker_svc.transformers_models.families import VOCAB_SIZE, WINDOW, write
 from tests.worker_svc.transformers_models.test_served import generate, prompt_of
+from worker_svc.config import WorkerConfig
 
 LONGEST, CONTEXT = 48, 64
 NUM_BLOCKS, NUM_HOST_BLOCKS = 33, 64
@@ -81,24 +83,34 @@ class Windowed:
         return tokens[len(prompt) :]
 
 
+@contextmanager
+def served(
+    name: str, folder: Path, config: WorkerConfig, sizes: dict[str, Any] | None = None
+) -> Iterator[Windowed]:
+    """A family's checkpoint in a worker, whose null block gives NaN to whatever reads it."""
+    write(name, folder, sizes)
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation="eager"
+    ).eval()
+    with serving(config, folder) as worker:
+        poison_the_null_block(worker)
+        yield Windowed(name, folder, worker, model)
+
+
 @pytest.fixture(scope="module", params=list(GROUPS))
 def windowed(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Windowed]:
-    folder = write(request.param, tmp_path_factory.mktemp("windows") / request.param)
-    model = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, attn_implementation="eager"
-    ).eval()
-    with serving(CONFIG, folder) as worker:
-        poison_the_null_block(worker)
-        yield Windowed(request.param, folder, worker, model)
+    with served(request.param, tmp_path_factory.mktemp("windows") / request.param, CONFIG) as found:
+        yield found
 
 
 def poison_the_null_block(worker: Worker) -> None:
-    """Whatever reads it gets NaN, and a row without a token."""
-    cache = worker.server.lifecycle.runner._kv_cache
-    content = torch.full((1, *cache.block_shape), torch.nan)
-    cache.write_blocks(torch.zeros(1, dtype=torch.int64), content)
+    runner = worker.server.lifecycle.runner
+    assert runner is not None
+    cache = runner._kv_cache
+    content = torch.full((1, *cache.block_shape), torch.nan, device=runner.device)
+    cache.write_blocks(torch.zeros(1, dtype=torch.int64, device=runner.device), content)
 
 
 async def test_the_scheduler_has_a_table_for_each_group(windowed: Windowed) -> None:
