@@ -87,11 +87,11 @@ class HostSlots:
 
     def copy(self) -> "HostSlots":
         """The same slots, to be changed."""
+        others = self.other_blocks  # empty with one group, and then never changed
+        if len(others):
+            others = others.copy()
         return HostSlots(
-            self.columns.copy(),
-            self.occupants.copy(),
-            self.other_blocks.copy(),
-            self.state_saves.copy(),
+            self.columns.copy(), self.occupants.copy(), others, self.state_saves.copy()
         )
 
     @property
@@ -189,8 +189,8 @@ class BatchState:
         if len(staged.appended_at):
             index = step.appended_slots * self.block_tables.shape[1] + staged.appended_at
             self._put(self.block_tables, index, step.appended_block_ids)
-        for one, at in zip(step.appended_to_groups, staged.appended_to_groups_at, strict=True):
-            self._put(self.block_tables, one.slots * self.tables.width + at, one.block_ids)
+        for one, at in zip(step.appended_to_groups, staged.appended_to_groups_at, strict=False):
+            self._put(self.block_tables, one.slots * self.block_tables.shape[1] + at, one.block_ids)
         if (drafts := rows.drafts) is not None and not drafts.are_made_here:
             self.write_known(rows, drafts.token_ids, drafts.num_drafted)
 
@@ -371,20 +371,22 @@ class BatchState:
             sequence.prompt_output_begin,
             sequence.prompt_output_end,
         )
-        table.other_blocks[:, sequence.slot] = [len(ids) for ids in sequence.group_block_ids]
+        if sequence.group_block_ids:
+            table.other_blocks[:, sequence.slot] = [len(ids) for ids in sequence.group_block_ids]
 
     def _check_tables(self, sequence: NewSequence, name: str) -> None:
-        others = (f"{name}.group_block_ids[{n}]" for n in range(len(sequence.group_block_ids)))
-        names, tables = (f"{name}.block_ids", *others), tables_of(sequence)
-        for part, field_name, block_ids in zip(self.tables.parts, names, tables, strict=True):
-            num_computed = sequence.num_computed_tokens
-            check_computed(part.group, len(block_ids), num_computed, field_name)
+        num_computed = sequence.num_computed_tokens
+        for group, block_ids in enumerate(tables_of(sequence)):
+            at = f"{name}.group_block_ids[{group - 1}]" if group else f"{name}.block_ids"
+            check_computed(self.tables.parts[group].group, len(block_ids), num_computed, at)
 
     def _append(self, table: HostSlots, step: StepInput) -> tuple[IntColumn, tuple[IntColumn, ...]]:
         """Counts appended blocks; returns where group 0's go in its tables, and others' in rows."""
-        num_tokens, first = table.columns["num_tokens"], self.tables.parts[0]
-        num_blocks = table.columns["num_blocks"]
-        appended_at = append(num_blocks, step.appended_slots, num_tokens, first.width)
+        num_tokens, num_blocks = table.columns["num_tokens"], table.columns["num_blocks"]
+        most = self.tables.parts[0].width
+        appended_at = append(num_blocks, step.appended_slots, num_tokens, most)
+        if not step.appended_to_groups:
+            return appended_at, ()
         others = []
         for one in step.appended_to_groups:
             part, num_blocks = self.tables.parts[one.group], table.other_blocks[one.group - 1]
@@ -414,8 +416,13 @@ class BatchState:
         refuse(last > self.limits.max_model_len, name, slots, "would pass max_model_len")
         room = columns["num_blocks"] * self.limits.block_size
         refuse(last > room, name, slots, "has too few blocks for its tokens")
+        if len(table.other_blocks):
+            self._check_room(table, slots, last, name)
+        samples = (known_ends == columns["num_tokens"]) & ~columns["prompt_only"]
+        return Rows(slots, num_scheduled, columns["num_computed"], samples, drafts)
+
+    def _check_room(self, table: HostSlots, slots: IntColumn, last: IntColumn, name: str) -> None:
+        """Raises BadStep for a slot whose table of a group after group 0 ends before `last`."""
         for part, num_blocks in zip(self.tables.others, table.other_blocks, strict=True):
             room = num_blocks[slots] * part.group.block_size
             refuse(last > room, name, slots, "has too few blocks of a group for its tokens")
-        samples = (known_ends == columns["num_tokens"]) & ~columns["prompt_only"]
-        return Rows(slots, num_scheduled, columns["num_computed"], samples, drafts)

@@ -83,8 +83,11 @@ def _lookups(
     state: BatchState, part: TablePart, slots: IntColumn, positions: IntColumn
 ) -> tuple[IntColumn, IntColumn]:
     """The place of each token's [T] block of a group in the flat tables, and its place in that."""
-    blocks, in_block = np.divmod(positions, part.group.block_size)
-    return slots * state.block_tables.shape[1] + part.begin + blocks, in_block
+    size = part.group.block_size
+    blocks = positions // size
+    if part.begin:
+        blocks += part.begin
+    return slots * state.block_tables.shape[1] + blocks, positions % size
 
 
 def _kv_slots(state: BatchState, part: TablePart, block_index: Tensor, in_block: Tensor) -> Tensor:
