@@ -53,9 +53,19 @@ def test_a_group_of_fewer_layers_has_more_tokens_in_a_page(
     assert min(used) >= (1 - MOST_UNUSED) * found.page_width
 
 
+@pytest.mark.parametrize(("length", "percent"), [(8192, 28), (32768, 20)])
+def test_a_sequence_of_gemma_3_4b_holds_a_fraction_of_one_table(length: int, percent: int) -> None:
+    found = plan(29, 5, window=1024)
+    assert found is not None
+    pages = sum(group.most_blocks(length, chunk=1) for group in found.groups)
+    in_one_table = length * sum(shape.width for shape in found.shapes)
+    assert round(100 * pages * found.page_width / in_one_table) == percent
+
+
 def test_pages_that_would_be_mostly_unused_are_none() -> None:
     assert plan(60, 1) is None
-    assert plan(16, 1) is not None
+    assert plan(21, 1) is None
+    assert plan(20, 1) is not None
     # A page holds whole rows of every layer, and these have nothing in common.
     odd = [KvShape(1, 5, 5), KvShape(1, 7, 7), KvShape(1, 6, 3), HEADS]
     assert plan_of(odd, [None, 9, 9, 9], 4, torch.float32) is None

@@ -184,7 +184,7 @@ class Planner:
         )
 
     def done(self, step: StepInput) -> list[int]:
-        """Counts a step's tokens; returns the pages that nobody holds any more."""
+        """Counts a step's tokens; returns the pages that no sequence holds any more."""
         for slot, count in zip(step.slots.tolist(), step.num_scheduled.tolist(), strict=True):
             one = self.held[slot]
             one.num_computed += count
