@@ -10,7 +10,7 @@ A layer's caches are [num_blocks, block_size, Hkv, D]; token p of a sequence is 
 sizes differ, as two.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
@@ -72,6 +72,34 @@ def gelu_and_mul(x: Tensor) -> Tensor:
     """gelu(first half of the last dimension), approximated by tanh, * second half."""
     gate, up = x.chunk(2, dim=-1)
     return F.gelu(gate, approximate="tanh").mul_(up)
+
+
+def choose_experts(logits: Tensor, top_k: int, renormalizes: bool) -> tuple[Tensor, Tensor]:
+    """A router's logits [T, E] -> experts' weights in float32 and indices, [T, top_k] each."""
+    weights, chosen = logits.float().softmax(-1).topk(top_k, -1)
+    if renormalizes:
+        weights = weights / weights.sum(-1, keepdim=True)
+    return weights, chosen
+
+
+def feed_experts(
+    x: Tensor,
+    weights: Tensor,
+    chosen: Tensor,
+    gate_ups: Sequence[Callable[[Tensor], Tensor]],
+    downs: Sequence[Callable[[Tensor], Tensor]],
+) -> Tensor:
+    """x [T, h], and the weights and the indices of each row's experts [T, k] -> [T, h].
+
+    An expert is the product with its gate and up matrices, then that with its down matrix. The
+    weighted sum is in float32.
+    """
+    out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
+    for expert in chosen.flatten().bincount().nonzero()[:, 0].tolist():
+        rows, places = (chosen == expert).nonzero(as_tuple=True)
+        y = downs[expert](silu_and_mul(gate_ups[expert](x[rows])))
+        out.index_add_(0, rows, y.float() * weights[rows, places, None])
+    return out.to(x.dtype)
 
 
 def rotary_rows(cos_sin: Tensor, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -167,7 +195,7 @@ class QueryTile:
 
     start: int  # first row of q
     end: int
-    first_key: int
+    first_key: int  # among the keys of the prefill
     end_key: int
     mask: Tensor | None  # [queries, keys], added to scores; None: is_causal
 
@@ -176,7 +204,7 @@ class QueryTile:
 class Prefill:
     """A sequence with several queries."""
 
-    slots: Tensor  # [context] slot of each key
+    slots: Tensor  # [keys] slot of each key that a query sees
     tiles: tuple[QueryTile, ...]
 
 
@@ -197,11 +225,15 @@ class AttentionPlan:
         block_size: int,
         dtype: torch.dtype,
         kind: AttentionKind,
+        rows_per_block: int | None = None,
     ) -> "AttentionPlan":
         """Plans block_tables [B, W], context_lens [B], cu_seqlens_q [B + 1]; masks are of dtype.
 
-        It depends on the keys that queries of the kind see, and on no more of it.
+        It depends on the keys that queries of the kind see, and on no more of it. `rows_per_block`
+        is how many slots one block lies after another, if not `block_size`. No block is looked up
+        whose keys no query sees: a table may name another sequence's there.
         """
+        blocks = _Blocks(block_tables, block_size, rows_per_block or block_size)
         contexts: list[int] = context_lens.tolist()
         starts: list[int] = cu_seqlens_q.tolist()
         lengths = [end - start for start, end in pairwise(starts)]
@@ -209,15 +241,13 @@ class AttentionPlan:
         decodes = [i for i in live if lengths[i] == 1]
         firsts = [kind.first_key(context - 1) for context in contexts]
         groups = tuple(
-            _decode_group(group, firsts, contexts, starts, block_tables, block_size, dtype)
+            _decode_group(group, firsts, contexts, starts, blocks, dtype)
             for group in _similar_contexts(
                 decodes, [c - f for c, f in zip(contexts, firsts, strict=True)]
             )
         )
         prefills = tuple(
-            _prefill(
-                starts[i], starts[i + 1], contexts[i], block_tables[i], block_size, dtype, kind
-            )
+            _prefill(starts[i], starts[i + 1], contexts[i], blocks.of_one(i), dtype, kind)
             for i in live
             if lengths[i] > 1
         )
@@ -235,20 +265,38 @@ def _similar_contexts(sequences: list[int], contexts: list[int]) -> list[list[in
     return groups
 
 
-def _slots_of(
-    block_tables: Tensor, firsts: Tensor | None, ends: Tensor, length: int, block_size: int
-) -> Tensor:
-    """Slots [B, length] of the tokens of each sequence from its first one [B] on; None: from 0.
+@dataclass(frozen=True, slots=True)
+class _Blocks:
+    """The blocks of B sequences, and how slots lie in them."""
 
-    Padding repeats the sequence's own last token before its end [B]: a masked key still propagates
-    NaN, in this way only within the sequence.
-    """
-    positions = torch.arange(length, device=block_tables.device)
-    if firsts is not None:
-        positions = positions + firsts.unsqueeze(1)
-    positions = torch.minimum(positions, ends.unsqueeze(1).long() - 1)  # [B, length]
-    blocks = block_tables.gather(1, positions // block_size)
-    return blocks * block_size + positions % block_size
+    tables: Tensor  # [B, W]
+    block_size: int
+    rows_per_block: int
+
+    def of(self, sequences: list[int]) -> "_Blocks":
+        """Those of some sequences."""
+        if sequences == list(range(len(self.tables))):
+            return self
+        tables = self.tables[torch.tensor(sequences, device=self.tables.device)]
+        return _Blocks(tables, self.block_size, self.rows_per_block)
+
+    def of_one(self, sequence: int) -> "_Blocks":
+        """Those of one sequence."""
+        tables = self.tables[sequence : sequence + 1]
+        return _Blocks(tables, self.block_size, self.rows_per_block)
+
+    def slots(self, firsts: Tensor | None, ends: Tensor, length: int) -> Tensor:
+        """Slots [B, length] of the tokens of each sequence from its first one [B] on; None: from 0.
+
+        Padding repeats the sequence's own last token before its end [B]: a masked key still
+        propagates NaN, in this way only within the sequence.
+        """
+        positions = torch.arange(length, device=self.tables.device)
+        if firsts is not None:
+            positions = positions + firsts.unsqueeze(1)
+        positions = torch.minimum(positions, ends.unsqueeze(1).long() - 1)  # [B, length]
+        blocks = self.tables.gather(1, positions // self.block_size)
+        return blocks * self.rows_per_block + positions % self.block_size
 
 
 def _decode_group(
@@ -256,20 +304,17 @@ def _decode_group(
     firsts: list[int],
     contexts: list[int],
     starts: list[int],
-    block_tables: Tensor,
-    block_size: int,
+    blocks: _Blocks,
     dtype: torch.dtype,
 ) -> DecodeGroup:
-    device = block_tables.device
+    device = blocks.tables.device
     lengths = [contexts[i] - firsts[i] for i in sequences]
     length = max(lengths)
     context_lens = torch.tensor([contexts[i] for i in sequences], device=device)
-    if len(sequences) < len(contexts):
-        block_tables = block_tables[torch.tensor(sequences, device=device)]
     first_keys = None
     if any(firsts[i] for i in sequences):
         first_keys = torch.tensor([firsts[i] for i in sequences], device=device)
-    slots = _slots_of(block_tables, first_keys, context_lens, length, block_size)
+    slots = blocks.of(sequences).slots(first_keys, context_lens, length)
     rows = [starts[i] for i in sequences]
     mask = None
     if min(lengths) < length:
@@ -290,16 +335,16 @@ def _prefill(
     start: int,
     end: int,
     context: int,
-    block_table: Tensor,
-    block_size: int,
+    blocks: _Blocks,
     dtype: torch.dtype,
     kind: AttentionKind,
 ) -> Prefill:
-    device = block_table.device
-    slots = _slots_of(
-        block_table.unsqueeze(0), None, torch.tensor([context], device=device), context, block_size
-    )
+    """`blocks` are those of the one sequence."""
+    device = blocks.tables.device
     num_cached = context - (end - start)
+    first_seen = kind.first_key(num_cached)
+    firsts = torch.tensor([first_seen], device=device) if first_seen else None
+    slots = blocks.slots(firsts, torch.tensor([context], device=device), context - first_seen)
     tiles = []
     for tile_start in range(start, end, QUERY_TILE):
         tile_end = min(tile_start + QUERY_TILE, end)
@@ -312,7 +357,8 @@ def _prefill(
             keys = torch.arange(first_key, end_key, device=device)
             mask = torch.zeros((end_key - first, end_key - first_key), dtype=dtype, device=device)
             mask = mask.masked_fill_(kind.hides(queries, keys), float("-inf"))
-        tiles.append(QueryTile(tile_start, tile_end, first_key, end_key, mask))
+        keys_seen = first_key - first_seen, end_key - first_seen
+        tiles.append(QueryTile(tile_start, tile_end, *keys_seen, mask))
     return Prefill(slots.flatten(), tuple(tiles))
 
 

@@ -166,6 +166,10 @@ def to_step(
         step.appended_to_groups.add(
             group=appended.group, slots=pack(appended.slots), block_ids=pack(appended.block_ids)
         )
+    if plan.state_saves:
+        step.state_save_slots = pack([save.slot for save in plan.state_saves])
+        step.state_save_positions = pack([save.position for save in plan.state_saves])
+        step.state_save_snapshots = pack([save.snapshot for save in plan.state_saves])
     if plan.moves is not None:
         _add_moves(step, plan.moves)
     if plan.drafts:
@@ -206,6 +210,7 @@ def _to_new_sequence(new: EnteringSequence) -> worker_pb2.NewSequence:
         num_computed_tokens=new.num_computed_tokens,
         block_ids=pack(new.block_ids),
         group_block_ids=[pack(block_ids) for block_ids in new.group_block_ids],
+        state_snapshot=new.state_snapshot or 0,
         sampling=worker_pb2.RowSampling(
             temperature=sampling.temperature,
             top_p=sampling.top_p,

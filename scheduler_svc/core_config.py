@@ -26,8 +26,9 @@ def core_config(config: ServiceConfig, worker: worker_pb2.WorkerDescription) -> 
         vocab_size=worker.model.vocab_size,
         eos_token_ids=_eos_token_ids(worker.model),
         long_prefill_token_threshold=config.long_prefill_token_threshold,
-        enable_prefix_caching=config.enable_prefix_caching and not worker.has_states,
+        enable_prefix_caching=config.enable_prefix_caching and _keeps_prefixes(worker),
         has_states=worker.has_states,
+        num_state_snapshots=worker.num_state_snapshots if worker.has_states else 0,
         preemption=config.preemption,
         num_host_blocks=worker.num_host_blocks,
         hash_namespace=_namespace(worker),
@@ -54,6 +55,8 @@ def check_successor(before: SchedulerConfig, worker: worker_pb2.WorkerDescriptio
         raise WrongWorker(f"its kv_dtype, {worker.kv_dtype}, differs from the worker before it")
     if worker.has_states != before.has_states:
         raise WrongWorker("its sequences have states in their slots, or the earlier worker's had")
+    if bool(before.num_state_snapshots) != bool(worker.num_state_snapshots):
+        raise WrongWorker("one of it and the worker before it makes snapshots of states")
     if set(before.prepared_kinds) - set(_prepared_kinds(worker)):
         raise WrongWorker("it does not prepare grammars, unlike the worker before it")
 
@@ -77,6 +80,11 @@ def _kv_groups(worker: worker_pb2.WorkerDescription) -> tuple[KvGroup, ...]:
             f"{worker.block_size}"
         )
     return () if groups == (KvGroup(worker.block_size),) else groups
+
+
+def _keeps_prefixes(worker: worker_pb2.WorkerDescription) -> bool:
+    """True if all that a prefix leaves is kept for others."""
+    return not worker.has_states or worker.num_state_snapshots > 0
 
 
 def _prepared_kinds(worker: worker_pb2.WorkerDescription) -> tuple[RequirementKind, ...]:

@@ -303,7 +303,11 @@ class WorkerGroup:
         before = self.core.config
         check_successor(before, worker)
         self.core.now_s = time.monotonic()
-        self.core.worker_lost(worker.num_blocks, worker.num_host_blocks)
+        self.core.worker_lost(
+            worker.num_blocks,
+            worker.num_host_blocks,
+            num_state_snapshots=worker.num_state_snapshots,
+        )
         message = f"the new worker's KV cache of {worker.num_blocks} blocks is too small for it"
         self._clients.tell_ends(self.core.fail(self.core.misfits(), message))
         self.core.worker_back()

@@ -71,6 +71,16 @@ _OF_CORES = (
     _OfCore(
         "kv_usage_ratio", "Share of the KV blocks in use, 0 to 1.", lambda c: c.view.block_usage
     ),
+    _OfCore(
+        "state_snapshots",
+        "Snapshots of states that the worker has room for.",
+        lambda c: c.view.num_state_snapshots,
+    ),
+    _OfCore(
+        "state_cached_snapshots",
+        "Of these, snapshots after which a prompt can begin.",
+        lambda c: c.view.num_cached_snapshots,
+    ),
     _OfCore("host_blocks", "Blocks in host memory.", lambda c: c.view.num_host_blocks),
     _OfCore(
         "host_free_blocks",

@@ -27,6 +27,7 @@ KV_CACHE_DTYPES = ("auto", "fp8", "fp8_e4m3", "fp8_e5m2")
 DEVICES = ("auto", "cpu", "cuda")
 LOAD_FORMATS = ("auto", "dummy")  # dummy: of config.json alone
 MODEL_IMPLS = ("auto", "native", "transformers")  # auto: native where it serves the model
+KV_GROUPS = ("auto", "one")  # auto: by the windows of layers
 QUANTIZATIONS = ("auto", "fp8", "int8", "int4")  # auto: what the checkpoint says
 ALL_REDUCES = ("auto", "peer", "nccl")
 ATTENTION_BACKENDS = ("auto", "triton", "flash-attn")
@@ -40,6 +41,7 @@ CHOICES = {
     "gemm_algorithms": GEMM_ALGORITHMS,
     "load_format": LOAD_FORMATS,
     "model_impl": MODEL_IMPLS,
+    "kv_groups": KV_GROUPS,
     "quantization": QUANTIZATIONS,
     "all_reduce": ALL_REDUCES,
 }
@@ -81,12 +83,14 @@ class WorkerConfig:
     attention_backend: str = "auto"
     gemm_algorithms: str = "auto"
     block_size: int = 16
+    kv_groups: str = "auto"
     num_kv_blocks: int = 0
     max_num_seqs: int = 0
     max_num_batched_tokens: int = 0
     max_model_len: int = 0
     kv_cache_gib: float | None = None
     host_blocks: int = 0
+    state_snapshots: int | None = None
     gpu_memory_utilization: float | None = None
     threads: int = 0
     tensor_parallel_size: int = 1
@@ -114,6 +118,8 @@ class WorkerConfig:
             "threads",
         ):
             _require(getattr(self, name) >= 0, name, getattr(self, name), "0 or more")
+        snapshots = self.state_snapshots
+        _require(snapshots is None or snapshots >= 0, "state_snapshots", snapshots, "0 or more")
         for name, known in CHOICES.items():
             value = getattr(self, name)
             _require(value in known, name, value, "one of " + ", ".join(known))
@@ -372,6 +378,12 @@ def _add_types_and_kernels(parser: argparse.ArgumentParser) -> None:
 def _add_sizes(parser: argparse.ArgumentParser) -> None:
     add = partial(_add, parser)
     add("--block-size", int, "tokens per KV block")
+    add(
+        "--kv-groups",
+        str,
+        "auto: layers with windows keep the tokens of their window; one: all layers keep all",
+        KV_GROUPS,
+    )
     add("--num-kv-blocks", int, "KV blocks, including the null block; 0: as many as fit")
     add(
         "--max-num-seqs",
@@ -387,6 +399,12 @@ def _add_sizes(parser: argparse.ArgumentParser) -> None:
     add("--max-model-len", int, "maximum tokens of prompt plus output; 0: the model's own limit")
     add("--kv-cache-gib", float, "KV cache on cpu, GiB; None: up to 4 or a quarter of free memory")
     add("--host-blocks", int, "KV blocks in host memory for preemption by swap; 0: none")
+    add(
+        "--state-snapshots",
+        int,
+        "snapshots of recurrent states, for the prefix cache of models that have some; 0: none; "
+        "None: two a sequence, in up to a tenth of memory",
+    )
     add(
         "--gpu-memory-utilization",
         float,

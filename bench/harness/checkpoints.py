@@ -20,6 +20,15 @@ from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
+class ExpertsShape:
+    """The experts of each layer, in place of its MLP."""
+
+    num_experts: int
+    top_k: int
+    intermediate_size: int
+
+
+@dataclass(frozen=True, slots=True)
 class CheckpointShape:
     """A Qwen3 of some size."""
 
@@ -31,12 +40,16 @@ class CheckpointShape:
     head_dim: int
     vocab_size: int
     is_tied: bool
+    experts: ExpertsShape | None = None
 
 
 SILENT = ("o_proj.weight", "down_proj.weight")  # where these are 0, a layer adds nothing
 SHAPES = {
     "qwen3-0.6b": CheckpointShape(1024, 3072, 28, 16, 8, 128, 151_936, is_tied=True),
     "qwen3-8b": CheckpointShape(4096, 12_288, 36, 32, 8, 128, 151_936, is_tied=False),
+    "qwen3-30b-a3b": CheckpointShape(
+        2048, 6144, 48, 32, 4, 128, 151_936, is_tied=False, experts=ExpertsShape(128, 8, 768)
+    ),
     "tiny": CheckpointShape(64, 128, 2, 4, 2, 16, 16_384, is_tied=True),
     "tiny-chat": CheckpointShape(64, 128, 2, 4, 2, 16, 49_152, is_tied=False),  # of the tokenizer
 }
@@ -146,9 +159,7 @@ def _packed_config(group: int) -> dict[str, object]:
 
 
 def _config(shape: CheckpointShape) -> dict[str, object]:
-    return {
-        "architectures": ["Qwen3ForCausalLM"],
-        "model_type": "qwen3",
+    return _kind(shape) | {
         "hidden_size": shape.hidden_size,
         "intermediate_size": shape.intermediate_size,
         "num_hidden_layers": shape.num_layers,
@@ -166,9 +177,23 @@ def _config(shape: CheckpointShape) -> dict[str, object]:
     }
 
 
+def _kind(shape: CheckpointShape) -> dict[str, object]:
+    """The architecture, and its keys for experts."""
+    if shape.experts is None:
+        return {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}
+    return {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "model_type": "qwen3_moe",
+        "num_experts": shape.experts.num_experts,
+        "num_experts_per_tok": shape.experts.top_k,
+        "moe_intermediate_size": shape.experts.intermediate_size,
+        "norm_topk_prob": True,
+    }
+
+
 def _parts(shape: CheckpointShape) -> Iterator[dict[str, tuple[int, ...]]]:
     """Names and sizes of the tensors of each file."""
-    hidden, inner = shape.hidden_size, shape.intermediate_size
+    hidden = shape.hidden_size
     q_size, kv_size = (n * shape.head_dim for n in (shape.num_heads, shape.num_kv_heads))
     ends = {
         "model.embed_tokens.weight": (shape.vocab_size, hidden),
@@ -185,11 +210,28 @@ def _parts(shape: CheckpointShape) -> Iterator[dict[str, tuple[int, ...]]]:
             "self_attn.q_norm": (shape.head_dim,),
             "self_attn.k_norm": (shape.head_dim,),
             "post_attention_layernorm": (hidden,),
-            "mlp.gate_proj": (inner, hidden),
-            "mlp.up_proj": (inner, hidden),
-            "mlp.down_proj": (hidden, inner),
+            **_feed(shape),
         }
         yield {f"model.layers.{layer}.{name}.weight": size for name, size in sizes.items()}
+
+
+def _feed(shape: CheckpointShape) -> dict[str, tuple[int, ...]]:
+    """A layer's MLP, or its router and experts."""
+    hidden, experts = shape.hidden_size, shape.experts
+    if experts is None:
+        return _mlp("mlp", hidden, shape.intermediate_size)
+    sizes: dict[str, tuple[int, ...]] = {"mlp.gate": (experts.num_experts, hidden)}
+    for index in range(experts.num_experts):
+        sizes |= _mlp(f"mlp.experts.{index}", hidden, experts.intermediate_size)
+    return sizes
+
+
+def _mlp(prefix: str, hidden: int, inner: int) -> dict[str, tuple[int, ...]]:
+    return {
+        f"{prefix}.gate_proj": (inner, hidden),
+        f"{prefix}.up_proj": (inner, hidden),
+        f"{prefix}.down_proj": (hidden, inner),
+    }
 
 
 def deepened(folder: Path, where: Path, times: int, max_model_len: int) -> Path:

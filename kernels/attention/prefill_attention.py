@@ -366,7 +366,9 @@ def _prefill_kernel(
     seen_by_all = (first_position + 1) // BLOCK_N * BLOCK_N
     start = 0
     if WINDOW > 0:
-        start = tl.maximum(first_position - WINDOW + 1, 0) // BLOCK_N * BLOCK_N
+        # Not a block earlier: a table may name pages of other sequences before a window.
+        start = tl.maximum(first_position - WINDOW + 1, 0) // BLOCK_SIZE * BLOCK_SIZE
+        seen_by_all = start + (first_position + 1 - start) // BLOCK_N * BLOCK_N
     acc, total, peak = _attend(
         acc, total, peak, q, positions, k_ptr + kv_head, v_ptr + kv_head, table, start, seen_by_all,
         scale_log2, cap_log2, stride_block, stride_token, D, BLOCK_SIZE, BLOCK_N, False, WINDOW,

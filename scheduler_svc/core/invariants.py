@@ -3,8 +3,10 @@
 import itertools
 from collections import Counter
 
+import numpy as np
+
 from scheduler_svc.core import Preemption, Scheduler, Sequence, Status
-from scheduler_svc.core.kv.block_table import BlockTable
+from scheduler_svc.core.kv.block_table import MAX_INT32, BlockTable
 from scheduler_svc.core.kv.prefix_cache import PrefixCache
 from scheduler_svc.core.queue.reservations import LEAD_S
 from scheduler_svc.core.request.block_hash import chain_with
@@ -20,6 +22,7 @@ def check_invariants(scheduler: Scheduler) -> None:
     _check_progress(scheduler)
     _check_sharing(scheduler)
     _check_cache(scheduler)
+    _check_snapshots(scheduler)
     _check_reservations(scheduler)
     _check_host(scheduler)
     _check_fork_groups(scheduler)
@@ -190,6 +193,23 @@ def _check_sealed(scheduler: Scheduler, blocks: BlockTable, cache: PrefixCache) 
         expected = chain_with(extras, 0, tokens, size, sequence.root or None)
         found = [cache.hash_of(b) for b in blocks.blocks(slot)[:sealed]]
         assert all(h in (e, None) for h, e in zip(found, expected, strict=True))
+
+
+def _check_snapshots(scheduler: Scheduler) -> None:
+    """A snapshot is held until it can be found, and one is due later than what is computed."""
+    state, snapshots = scheduler.internal_state, scheduler.internal_state.snapshots
+    if snapshots is None:
+        return
+    assert not snapshots._read, "a snapshot is held for a step that was planned"
+    saves = [save for of_slot in snapshots._planned.values() for save in of_slot]
+    held = [n for n in range(1, snapshots.num_snapshots + 1) if snapshots.pool.ref_count(n)]
+    assert sorted(save.snapshot for save in saves) == held, "a snapshot is lost or doubled"
+    assert snapshots.pool.num_free == snapshots.num_snapshots - len(held)
+    assert not any(snapshots.pool.hash_of(save.snapshot) for save in saves), "found too early"
+    assert all(state.table.is_live[save.slot] for save in saves)
+    due = snapshots._due
+    assert np.all(due[~state.table.is_live] == MAX_INT32)
+    assert np.all(due[state.table.is_live] > state.table.num_computed[state.table.is_live])
 
 
 def _check_reservations(scheduler: Scheduler) -> None:

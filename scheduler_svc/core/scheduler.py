@@ -325,11 +325,13 @@ class Scheduler:
         num_blocks: int | None = None,
         num_host_blocks: int | None = None,
         is_death: bool = False,
+        num_state_snapshots: int | None = None,
     ) -> int:
         """Sends running sequences back to the queue, with their tokens: the worker is gone.
 
-        Its KV is lost, and results that have not arrived are void. The numbers of blocks are those
-        of the new worker, where they differ. Returns how many sequences were running.
+        Its KV is lost, and results that have not arrived are void. The numbers of blocks and
+        snapshots are those of the new worker, where they differ. Returns how many sequences were
+        running.
         """
         state = self.internal_state
         self._lost_steps.note(self._in_flight)
@@ -344,7 +346,10 @@ class Scheduler:
             sequence.num_prompt_outputs_planned = sequence.num_prompt_outputs_delivered
         if num_host_blocks is None:
             num_host_blocks = state.host.num_blocks
-        num_ran = state.evacuate(num_blocks or state.pool.num_blocks, num_host_blocks)
+        if num_state_snapshots is None:
+            num_state_snapshots = state.num_state_snapshots
+        num_blocks = num_blocks or state.pool.num_blocks
+        num_ran = state.evacuate(num_blocks, num_host_blocks, num_state_snapshots)
         if is_death:
             self.judge_loss(is_death=True)
         return num_ran

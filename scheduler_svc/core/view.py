@@ -61,6 +61,16 @@ class View:
         return self._state.pool.num_cached
 
     @property
+    def num_state_snapshots(self) -> int:
+        """Snapshots of states that the worker has room for."""
+        return self._state.num_state_snapshots
+
+    @property
+    def num_cached_snapshots(self) -> int:
+        """Snapshots after which a prompt can begin."""
+        return 0 if self._state.snapshots is None else len(self._state.snapshots)
+
+    @property
     def block_usage(self) -> float:
         """Share of the blocks that are referenced, 0 to 1."""
         return self._state.pool.usage

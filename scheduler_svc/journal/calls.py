@@ -222,8 +222,10 @@ class TappedScheduler(Scheduler):
         num_blocks: int | None = None,
         num_host_blocks: int | None = None,
         is_death: bool = False,
+        num_state_snapshots: int | None = None,
     ) -> int:
-        return self._tell("worker_lost", super().worker_lost, num_blocks, num_host_blocks, is_death)
+        worker = num_blocks, num_host_blocks, is_death, num_state_snapshots
+        return self._tell("worker_lost", super().worker_lost, *worker)
 
     def judge_loss(self, is_death: bool) -> None:
         self._tell("judge_loss", super().judge_loss, is_death)

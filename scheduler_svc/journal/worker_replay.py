@@ -27,6 +27,7 @@ _HEARTBEAT_TIMEOUT_S = 10.0
 _NO_LESS = (
     "num_blocks",
     "num_host_blocks",
+    "num_state_snapshots",
     "max_num_seqs",
     "max_num_batched_tokens",
     "max_granted_steps",

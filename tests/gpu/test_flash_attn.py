@@ -15,7 +15,7 @@ from worker_svc.attention import flash_attn
 from worker_svc.attention.batch import HeadLayout
 from worker_svc.attention.call import AttentionCall
 from worker_svc.attention.flash_attn import FlashAttention, Setup
-from worker_svc.attention.kv_cache import LayerKv
+from worker_svc.attention.layer_kv import LayerKv
 from worker_svc.startup import startup
 
 pytestmark = [

@@ -58,7 +58,7 @@ def test_every_product_of_the_model_is_one_that_the_kernel_pays_for(runner: Mode
     fused = runner._model.fused
     assert fused is not None
     for layer in fused._layers:
-        for linear in (layer.qkv, layer.o, layer.gate_up, layer.down):
+        for linear in (layer.qkv, layer.o, layer.feed.gate_up, layer.feed.down):
             assert linear.arrived is not None
 
 

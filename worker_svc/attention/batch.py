@@ -21,6 +21,15 @@ class MixedBatch:
 
 
 @dataclass(frozen=True, slots=True)
+class StateCut:
+    """A place between a sequence's tokens whose states go into a snapshot."""
+
+    sequence: int
+    num_tokens: int  # of the sequence's, before it
+    snapshot: int
+
+
+@dataclass(frozen=True, slots=True)
 class AttentionBatch:
     """Where this step's T tokens of B sequences lie and what they may see."""
 
@@ -36,6 +45,9 @@ class AttentionBatch:
     mixed: MixedBatch | None = None  # in place of parts and lengths, in a graph
     # [B]: whose states each sequence has, of padding below 0; None: of none.
     slots: Tensor | None = None
+    state_cuts: tuple[StateCut, ...] = ()  # in order of sequences and tokens
+    # The same for layers of the KV groups after group 0, which have block tables of their own.
+    others: "tuple[AttentionBatch, ...]" = ()
 
     @classmethod
     def of_decodes(
@@ -61,6 +73,10 @@ class AttentionBatch:
     def is_decode(self) -> bool:
         """Whether every sequence computes exactly one token."""
         return self.max_seqlen_q == 1
+
+    def of_group(self, group: int) -> "AttentionBatch":
+        """The batch for layers of a KV group."""
+        return self.others[group - 1] if group else self
 
 
 @dataclass(frozen=True, slots=True)

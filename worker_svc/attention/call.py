@@ -6,7 +6,7 @@ from torch import Tensor
 
 from kernels.attention_kind import AttentionKind
 from worker_svc.attention.batch import AttentionBatch
-from worker_svc.attention.kv_cache import LayerKv
+from worker_svc.attention.layer_kv import LayerKv
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +18,7 @@ class AttentionCall:
 
     q: Tensor  # [T, H, D], normed and rotated
     kv: LayerKv
-    batch: AttentionBatch
+    batch: AttentionBatch  # that of the layer's KV group
     kind: AttentionKind
     # [T, Hkv, D] and [T, Hkv, Dv], to be stored before; None: the cache has them already.
     k: Tensor | None = None

@@ -4,7 +4,6 @@ It owns bytes only; the scheduler assigns blocks to sequences.
 """
 
 import math
-from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -12,40 +11,7 @@ import torch
 from torch import Tensor
 
 from kernels import fp8
-from kernels.reference import KvRows
-
-
-@dataclass(frozen=True, slots=True)
-class LayerKv:
-    """The keys and values of one layer, in all forms in which they are read."""
-
-    k: Tensor  # [num_blocks, block_size, Hkv, D]
-    v: Tensor  # the same of Dv
-    # By KV slot: [num_slots, 2, Hkv, D], or where sizes differ both apart.
-    rows: Tensor | KvRows
-    k_rows: Tensor  # [num_slots, Hkv, D]
-    v_rows: Tensor  # [num_slots, Hkv, Dv]
-    scales: Tensor | None = None  # [4, Hkv] float32, of a cache in FP8 (`kernels.fp8`)
-    # [Hkv, D] float32, of a cache in FP8: the part of keys that is not stored.
-    key_offsets: Tensor | None = None
-
-    @classmethod
-    def of(
-        cls,
-        rows: Tensor,
-        block_size: int,
-        scales: Tensor | None = None,
-        key_offsets: Tensor | None = None,
-    ) -> "LayerKv":
-        """Those of a layer [num_slots, 2, Hkv, D], whose keys and values have one size."""
-        k_rows, v_rows = rows.unbind(1)
-        k, v = rows.view(-1, block_size, *rows.shape[1:]).unbind(2)
-        return cls(k, v, rows, k_rows, v_rows, scales, key_offsets)
-
-    @property
-    def block_size(self) -> int:
-        """Tokens of a block."""
-        return self.k.shape[1]
+from worker_svc.attention.layer_kv import LayerKv
 
 
 class PagedCache(Protocol):

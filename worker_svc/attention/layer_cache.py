@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from kernels.reference import KvRows
-from worker_svc.attention.kv_cache import LayerKv, zero_pages
+from worker_svc.attention.kv_cache import zero_pages
+from worker_svc.attention.layer_kv import LayerKv
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,15 +12,18 @@ from kernels.reference import AttentionPlan
 from worker_svc.attention.batch import AttentionBatch, HeadLayout
 from worker_svc.attention.call import AttentionCall
 from worker_svc.attention.kv_cache import KVCache
+from worker_svc.attention.layer_kv import LayerPlace
 from worker_svc.attention.rope_tables import RopeTables
 
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """The step's share of the attention of all layers of a kind."""
+    """The step's share of the attention of layers that see alike and lie alike in their blocks."""
 
+    kind: AttentionKind
+    place: LayerPlace | None
     plan: AttentionPlan
-    slots: Tensor  # [N] of the tokens that are stored
+    rows: Tensor  # [N] of the tokens that are stored
     kept: Tensor | None  # [T] bool: these tokens; None: all
 
 
@@ -30,40 +33,43 @@ class TorchAttention:
     name = "torch"
 
     def __init__(self) -> None:
-        self._parts: dict[AttentionKind, _Part] = {}
-        self._last: tuple[AttentionKind, _Part] | None = None  # of the layer before
+        self._parts: dict[tuple[AttentionKind, int, int], _Part] = {}
+        self._last: _Part | None = None  # that of the layer before
 
     def attend(self, call: AttentionCall) -> Tensor:
-        """The call's attention [T, H, Dv]; all calls of one kind bring the same batch."""
-        last, kv = self._last, call.kv
-        part = last[1] if last is not None and last[0] is call.kind else self._part(call)
+        """The call's attention [T, H, Dv]; calls of one kind and KV group bring the same batch."""
+        part, kv = self._last, call.kv
+        if part is None or part.kind is not call.kind or part.place is not kv.place:
+            part = self._last = self._part(call)
         if call.k is not None and call.v is not None:
             kept = part.kept
             k, v = (call.k, call.v) if kept is None else (call.k[kept], call.v[kept])
             _, _, k_inverse, v_inverse = (None,) * 4 if kv.scales is None else kv.scales
             k = k if kv.key_offsets is None else k.float() - kv.key_offsets
-            reference.store(k, kv.k_rows, part.slots, k_inverse)
-            reference.store(v, kv.v_rows, part.slots, v_inverse)
+            reference.store(k, kv.k_rows, part.rows, k_inverse)
+            reference.store(v, kv.v_rows, part.rows, v_inverse)
         return reference.attend(call.q, kv.rows, part.plan, call.kind, kv.scales, call.sinks)
 
     def _part(self, call: AttentionCall) -> _Part:
-        part = self._parts.get(call.kind)
-        if part is None:
-            part = self._parts[call.kind] = _part_of(call)
-        self._last = call.kind, part
-        return part
+        place = call.kv.place
+        group = 0 if place is None else place.group
+        key = call.kind, group, call.kv.rows_per_block
+        if key not in self._parts:
+            self._parts[key] = _part_of(call)
+        return self._parts[key]
 
 
 def _part_of(call: AttentionCall) -> _Part:
-    batch = call.batch
+    batch, kv = call.batch, call.kv
     kept = batch.slot_mapping >= 0
     plan = AttentionPlan.build(
-        batch.block_tables, batch.context_lens, batch.cu_seqlens_q, call.kv.block_size,
-        call.q.dtype, call.kind,
+        batch.block_tables, batch.context_lens, batch.cu_seqlens_q, kv.block_size, call.q.dtype,
+        call.kind, kv.rows_per_block,
     )  # fmt: skip
     if bool(kept.all()):
-        return _Part(plan, batch.slot_mapping, None)
-    return _Part(plan, batch.slot_mapping[kept], kept)
+        return _Part(call.kind, kv.place, plan, kv.rows_of(batch.slot_mapping), None)
+    rows = kv.rows_of(batch.slot_mapping[kept])
+    return _Part(call.kind, kv.place, plan, rows, kept)
 
 
 class AttentionStep:

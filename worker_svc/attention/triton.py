@@ -12,7 +12,7 @@ from kernels.attention_kind import AttentionKind
 from kernels.cluster import decode_float8, decode_float8_rows
 from worker_svc.attention.batch import AttentionBatch, HeadLayout, MixedBatch
 from worker_svc.attention.call import AttentionCall
-from worker_svc.attention.kv_cache import LayerKv
+from worker_svc.attention.layer_kv import LayerKv
 from worker_svc.config import kernel_cache
 
 

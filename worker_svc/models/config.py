@@ -6,7 +6,7 @@ The family says what its keys mean (`families`); what means the same in all of t
 
 import json
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,10 +16,11 @@ from pagewire.gguf.header import BadGguf
 from worker_svc.models import config_keys, registry
 from worker_svc.models.config_file import ConfigJson
 from worker_svc.models.families.family import Family
-from worker_svc.models.spec import ModelSpec, UnsupportedModel
+from worker_svc.models.spec import ModelSpec, MoeSpec, UnsupportedModel
 from worker_svc.quantization import registry as quantizations
 from worker_svc.quantization.gguf import GgufTypes
-from worker_svc.quantization.scheme import Quantization, UnsupportedQuantization
+from worker_svc.quantization.registry import serves_experts
+from worker_svc.quantization.scheme import Quantization, Scheme, UnsupportedQuantization
 
 CONFIG, GENERATION_CONFIG = "config.json", "generation_config.json"
 TEXT = "text_config"
@@ -44,12 +45,28 @@ def load(folder: Path, ignored_keys: Collection[str] = (), quantization: str = "
     (architecture,) = raw["architectures"]
     values = raw if architecture == family.architecture else _nested(raw)
     spec = _decoder(ConfigJson(architecture, values, ignored_keys), family)
+    found = _quantization(folder, values, quantization, ignored_keys)
+    if found is not None and not all(map(serves_experts, _expert_schemes(spec, found))):
+        raise UnsupportedModel(
+            f"quantization: {found.label} is not supported for the experts of {architecture}, only "
+            "8-bit floats are"
+        )
     return replace(
         spec,
         checkpoint_dtype=str(values.get("dtype") or values.get("torch_dtype") or "float32"),
         eos_token_ids=eos_token_ids(values, defaults, spec.vocab_size),
-        quantization=_quantization(folder, values, quantization, ignored_keys),
+        quantization=found,
     )
+
+
+def _expert_schemes(spec: ModelSpec, quantization: Quantization) -> Iterator[Scheme]:
+    """How the weights of each layer's first expert are stored."""
+    names = spec.names
+    for index, layer in enumerate(spec.layers):
+        if isinstance(layer.feed, MoeSpec):
+            expert = f"{names.layers}.{index}.{names.mlp}.{names.experts}.0"
+            for part in (names.expert_gate, names.expert_up, names.expert_down):
+                yield quantization.scheme(f"{expert}.{part}")
 
 
 def _nested(raw: Mapping[str, Any]) -> dict[str, Any]:

@@ -69,6 +69,7 @@ _TRAINING = {
     "resid_dropout",
     "resid_pdrop",
     "router_aux_loss_coef",
+    "router_jitter_noise",
     "tf_legacy_loss",
     "use_bfloat16",
 }
@@ -84,6 +85,7 @@ _EXECUTION = {
     "is_decoder",
     "output_attentions",
     "output_hidden_states",
+    "output_router_logits",
     "pretraining_tp",
     "return_dict",
     "torchscript",
@@ -173,7 +175,11 @@ _NORMS: dict[str, tuple[Any, ...]] = {
     "use_qk_norm": (False,),
 }
 _EXPERTS: dict[str, tuple[Any, ...]] = {
+    "decoder_sparse_step": (),
+    "mlp_only_layers": ([],),
+    "moe_intermediate_size": (),
     "n_routed_experts": (0,),
+    "norm_topk_prob": (),
     "num_experts": (0,),
     "num_experts_per_tok": (0,),
     "num_local_experts": (0,),

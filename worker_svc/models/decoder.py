@@ -20,12 +20,13 @@ from worker_svc.models import compiled
 from worker_svc.models.compiled import CompiledDecoder, CompiledLayer
 from worker_svc.models.cpu_weights import activation_dtype
 from worker_svc.models.embedding import Embedding, IntegerEmbedding
+from worker_svc.models.experts import Experts
 from worker_svc.models.layer_stack import LayerStack
 from worker_svc.models.layers import MLP, Attention, Destinations, RMSNorm, whole
 from worker_svc.models.linear import Linear
 from worker_svc.models.rope import rope_tables
 from worker_svc.models.sharding import Sharding
-from worker_svc.models.spec import LayerSpec, ModelSpec, TensorNames
+from worker_svc.models.spec import LayerSpec, MlpSpec, ModelSpec, TensorNames
 from worker_svc.parallel.group import ALONE, Group
 from worker_svc.parallel.vocab_part import VocabPart
 from worker_svc.quantization.online import head_rounding
@@ -37,7 +38,7 @@ logger = logging.getLogger(__name__)
 
 
 class DecoderLayer:
-    """Attention and MLP, each with a norm before it and a residual connection around it.
+    """Attention and MLP or experts, each with a norm before it and a residual around it.
 
     There may be a norm after each, too.
     """
@@ -49,8 +50,13 @@ class DecoderLayer:
         self.input_norm = RMSNorm(size, eps, dtype, device, offset)
         self.attention = Attention(size, spec.mixer, eps, dtype, device, offset)
         self.post_norm = RMSNorm(size, eps, dtype, device, offset)
-        self.mlp = MLP(size, spec.feed, dtype, device)
-        # Of attention, and of the MLP.
+        self.feed: MLP | Experts
+        if isinstance(spec.feed, MlpSpec):
+            self.feed = MLP(size, spec.feed, dtype, device)
+        else:
+            is_quantized = model.quantization is not None
+            self.feed = Experts(size, spec.feed, dtype, device, is_quantized=is_quantized)
+        # Of attention, and of what feeds forward.
         self.output_norms: tuple[RMSNorm, RMSNorm] | tuple[None, None] = None, None
         if spec.norms_outputs:
             norms = (RMSNorm(size, eps, dtype, device, offset) for _ in range(2))
@@ -65,7 +71,10 @@ class DecoderLayer:
         yield from self.input_norm.destinations(f"{prefix}.{names.input_norm}")
         yield from self.attention.destinations(f"{prefix}.{names.attention}")
         yield from self.post_norm.destinations(f"{prefix}.{names.post_norm}")
-        yield from self.mlp.destinations(f"{prefix}.{names.mlp}")
+        if isinstance(self.feed, MLP):
+            yield from self.feed.destinations(f"{prefix}.{names.mlp}")
+        else:
+            yield from self.feed.destinations(f"{prefix}.{names.mlp}", names)
         of_attention, of_mlp = self.output_norms
         if of_attention is not None:
             yield from of_attention.destinations(f"{prefix}.{names.attention_output_norm}")
@@ -74,7 +83,8 @@ class DecoderLayer:
 
     def drop_output_biases(self) -> None:
         self.attention.drop_output_bias()
-        self.mlp.drop_output_bias()
+        if isinstance(self.feed, MLP):
+            self.feed.drop_output_bias()
 
     def add_norm_offsets(self) -> None:
         """Once, when all weights are filled, before anything reads them."""
@@ -87,7 +97,7 @@ class DecoderLayer:
         self.attention.pack(dtype)
         for norm in self._norms:
             norm.pack(dtype)
-        self.mlp.pack()
+        self.feed.pack()
 
 
 class Decoder:
@@ -113,7 +123,7 @@ class Decoder:
         self.key_offsets: Tensor | None = None  # [L, Hkv, D], of a cache in FP8; None: 0
         self._activation_dtype = activation_dtype(dtype, device)  # where neither kernels run
         self.device = device
-        self.heads = heads = spec.uniform.mixer.heads
+        self.heads = heads = spec.attention.heads
         kinds = [layer.mixer.kind(max_model_len) for layer in spec.layers]
         self.kinds = [kinds[kinds.index(kind)] for kind in kinds]  # equal ones are the same
         of_layers = [layer.mixer.rope for layer in spec.layers]
@@ -148,9 +158,7 @@ class Decoder:
         for layer in self._layers:
             layer.add_norm_offsets()
         self._final_norm.add_offset()
-        # The C kernels run from norm to norm in one call, which leaves no place for an all-reduce.
-        can_be_compiled = compiled.supports(self.heads, self.kinds)
-        if self.device.type == "cpu" and self.group.size == 1 and can_be_compiled:
+        if self.device.type == "cpu" and self.group.size == 1 and self._can_be_compiled():
             cpu_library = library.load(self.dtype, kv_dtype=self.kv_dtype)
             if cpu_library is not None:
                 self._compiled = self._compile(cpu_library)
@@ -182,13 +190,21 @@ class Decoder:
     def states(self) -> None:
         """None: keys and values are all that a sequence leaves."""
 
-    def make_states(self, max_num_seqs: int) -> None:
+    @property
+    def state_bytes(self) -> int:
+        """0: there are no states."""
+        return 0
+
+    def make_states(self, max_num_seqs: int, num_snapshots: int) -> None:
         """Has nothing to allocate."""
 
     def kv_layout(self, num_blocks: int, block_size: int) -> str:
         """The sizes of a cache of so many blocks, in words."""
         sizes = num_blocks, block_size, self.heads.num_kv_heads, self.heads.head_dim
         return f"[num_blocks, block_size, num_kv_heads, head_dim] = {list(sizes)}"
+
+    def kv_plan(self, block_size: int, max_model_len: int) -> None:
+        """None: all layers see all tokens."""
 
     def block_bytes(self, block_size: int) -> int:
         """Bytes of one block over all layers."""
@@ -240,11 +256,11 @@ class Decoder:
         next_norms = [layer.input_norm for layer in self._layers[1:]] + [self._final_norm]
         for index, (layer, next_norm) in enumerate(zip(self._layers, next_norms, strict=True)):
             hidden = self.group.all_reduce(layer.attention(hidden, step, index))
-            of_attention, of_mlp = layer.output_norms
+            of_attention, of_feed = layer.output_norms
             hidden = hidden if of_attention is None else of_attention(hidden)
             hidden, residual = layer.post_norm.add(hidden, residual)
-            hidden = self.group.all_reduce(layer.mlp(hidden))
-            hidden = hidden if of_mlp is None else of_mlp(hidden)
+            hidden = self.group.all_reduce(layer.feed(hidden))
+            hidden = hidden if of_feed is None else of_feed(hidden)
             hidden, residual = next_norm.add(hidden, residual)
         return hidden
 
@@ -274,10 +290,22 @@ class Decoder:
         first_token, scale = self.sharding.first_token, self.spec.embedding_scale
         return Embedding(self._table.weight, first_token, self.group, scale)
 
+    def _can_be_compiled(self) -> bool:
+        """True if the C kernels compute such layers.
+
+        They run from norm to norm in one call: there is no place in it for experts, nor for an
+        all-reduce.
+        """
+        if self.spec.has_experts:
+            logger.info("layers with experts are computed by torch, the C kernels have none")
+            return False
+        return compiled.supports(self.heads, self.kinds)
+
     def _compile(self, cpu_library: Library) -> CompiledDecoder:
         layers = []
         while self._layers:  # one by one, to free plain weights early
             layer = self._layers.pop(0)
+            assert isinstance(layer.feed, MLP)
             layers.append(
                 CompiledLayer.of(
                     cpu_library,
@@ -285,7 +313,7 @@ class Decoder:
                     layer.input_norm,
                     layer.attention,
                     layer.post_norm,
-                    layer.mlp,
+                    layer.feed,
                     layer.output_norms,
                 )
             )
@@ -311,7 +339,7 @@ class Decoder:
                 layer.input_norm,
                 layer.attention,
                 layer.post_norm,
-                layer.mlp,
+                layer.feed,
                 layer.output_norms,
             )
             for index, layer in enumerate(self._layers)

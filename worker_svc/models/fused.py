@@ -24,6 +24,8 @@ from worker_svc.attention.kv_cache import KVCache
 from worker_svc.attention.triton import Rotary, TritonAttention
 from worker_svc.models.cluster_layers import ClusterLayers, LayerWeights
 from worker_svc.models.embedding import Embedding
+from worker_svc.models.experts import Experts
+from worker_svc.models.fused_experts import FusedExperts
 from worker_svc.models.fused_gemms import (
     FusedLinear,
     Hidden,
@@ -54,6 +56,27 @@ NormedGemm = NormedLinear | NormedNarrowLinear
 
 
 @dataclass(frozen=True, slots=True)
+class FusedMlp:
+    """The weights of an MLP and of the norm in front of it."""
+
+    gate_up: NormedGemm
+    down: Gemm
+    activation: Activation = Activation.SILU
+
+    @classmethod
+    def of(cls, norm: RMSNorm, mlp: MLP) -> "FusedMlp":
+        gate_up, down = mlp.linears
+        return cls(normed_gemm_of(norm, gate_up), gemm_of(down), mlp.activation)
+
+    def gated(self, hidden: Hidden, eps: float) -> Tensor:
+        """act(gate) * up of the normed residual: [T, I]."""
+        if self.activation is Activation.SILU:
+            return self.gate_up.gated(hidden, eps)
+        y, rms_of = self.gate_up(hidden, eps)
+        return silu_and_mul(y, rms_of, eps, gelu=True)
+
+
+@dataclass(frozen=True, slots=True)
 class FusedLayer:
     """The weights of one decoder layer."""
 
@@ -62,11 +85,9 @@ class FusedLayer:
     cos_sin: Tensor  # [P, D] float32
     qk_norms: tuple[Tensor, Tensor] | None  # [D] each; None for models without QK norm
     o: Gemm
-    gate_up: NormedGemm
-    down: Gemm
-    # [hidden] of attention, and of the MLP
+    feed: FusedMlp | FusedExperts
+    # [hidden] of attention, and of what feeds forward
     output_norms: tuple[Tensor | None, Tensor | None] = (None, None)
-    activation: Activation = Activation.SILU
 
     @classmethod
     def of(
@@ -76,44 +97,41 @@ class FusedLayer:
         input_norm: RMSNorm,
         attention: Attention,
         post_norm: RMSNorm,
-        mlp: MLP,
+        feed: MLP | Experts,
         output_norms: tuple[RMSNorm | None, RMSNorm | None],
     ) -> "FusedLayer":
-        (qkv, o), (gate_up, down) = attention.linears, mlp.linears
-        return cls(
-            kind,
-            normed_gemm_of(input_norm, qkv),
-            cos_sin,
-            attention.qk_norms,
-            gemm_of(o),
-            normed_gemm_of(post_norm, gate_up),
-            gemm_of(down),
-            (_weight(output_norms[0]), _weight(output_norms[1])),
-            mlp.activation,
-        )
+        qkv, o = attention.linears
+        normed_qkv = normed_gemm_of(input_norm, qkv)
+        fused_feed: FusedMlp | FusedExperts
+        if isinstance(feed, MLP):
+            fused_feed = FusedMlp.of(post_norm, feed)
+        else:
+            fused_feed = FusedExperts.of(post_norm, feed)
+        norms = _weight(output_norms[0]), _weight(output_norms[1])
+        return cls(kind, normed_qkv, cos_sin, attention.qk_norms, gemm_of(o), fused_feed, norms)
 
     @property
     def is_usual(self) -> bool:
         """True if outputs are added as they are, and the gate's activation is SiLU."""
-        return self.output_norms == (None, None) and self.activation is Activation.SILU
-
-    def gated(self, hidden: Hidden, eps: float) -> Tensor:
-        """act(gate) * up of the normed residual: [T, I]."""
-        if self.activation is Activation.SILU:
-            return self.gate_up.gated(hidden, eps)
-        y, rms_of = self.gate_up(hidden, eps)
-        return silu_and_mul(y, rms_of, eps, gelu=True)
+        is_silu = isinstance(self.feed, FusedMlp) and self.feed.activation is Activation.SILU
+        return is_silu and self.output_norms == (None, None)
 
     @property
     def has_bias(self) -> bool:
         """Whether any of its linear layers has one."""
-        linears = (self.qkv, self.o, self.gate_up, self.down)
-        return any(linear.bias is not None for linear in linears)
+        return any(linear.bias is not None for linear, _ in self._linears(adds=True))
+
+    @property
+    def reads_norm(self) -> NormedGemm | FusedExperts:
+        """What norms the stream between attention and feed."""
+        return self.feed.gate_up if isinstance(self.feed, FusedMlp) else self.feed
 
     @property
     def plain(self) -> LayerWeights | None:
-        """The same weights; None if one is stored in fewer bits."""
-        qkv, o, gate_up, down = self.qkv, self.o, self.gate_up, self.down
+        """The same weights; None if one is stored in fewer bits, or there are experts."""
+        if not isinstance(self.feed, FusedMlp):
+            return None
+        qkv, o, gate_up, down = self.qkv, self.o, self.feed.gate_up, self.feed.down
         if not isinstance(qkv, NormedLinear) or not isinstance(gate_up, NormedLinear):
             return None
         if not isinstance(o, FusedLinear) or not isinstance(down, FusedLinear):
@@ -122,9 +140,7 @@ class FusedLayer:
 
     def weights(self, adds: bool) -> Iterator[tuple[GemmKind, Tensor]]:
         """Kind and weight of the layer's GEMMs; `adds`: whether o and down add to the residual."""
-        for linear, is_added in (
-            (self.qkv, False), (self.o, adds), (self.gate_up, False), (self.down, adds),
-        ):  # fmt: skip
+        for linear, is_added in self._linears(adds):
             if isinstance(linear, NarrowLinear | NormedNarrowLinear):
                 continue
             if (kind := kind_of(linear, is_added)) is not None:
@@ -132,13 +148,22 @@ class FusedLayer:
 
     def tuned(self, adds: bool, chosen: Mapping[GemmKind, TunedGemms]) -> "FusedLayer":
         """This layer with the tuned algorithms for the kinds that `weights` yields."""
+        feed = self.feed
+        if isinstance(feed, FusedMlp):
+            gate_up, down = _tuned(feed.gate_up, False, chosen), _tuned(feed.down, adds, chosen)
+            feed = replace(feed, gate_up=gate_up, down=down)
         return replace(
             self,
             qkv=_tuned(self.qkv, False, chosen),
             o=_tuned(self.o, adds, chosen),
-            gate_up=_tuned(self.gate_up, False, chosen),
-            down=_tuned(self.down, adds, chosen),
+            feed=feed,
         )
+
+    def _linears(self, adds: bool) -> Iterator[tuple[NormedGemm | Gemm, bool]]:
+        """The layer's GEMMs, and whether each adds to the residual."""
+        yield from ((self.qkv, False), (self.o, adds))
+        if isinstance(self.feed, FusedMlp):
+            yield from ((self.feed.gate_up, False), (self.feed.down, adds))
 
 
 def _weight(norm: RMSNorm | None) -> Tensor | None:
@@ -209,6 +234,11 @@ class FusedDecoder:
     def has_plain_weights(self) -> bool:
         """Whether all layers' weights have the type of the activations."""
         return all(layer.plain is not None for layer in self._layers)
+
+    @property
+    def has_experts(self) -> bool:
+        """Whether a layer has experts."""
+        return any(isinstance(layer.feed, FusedExperts) for layer in self._layers)
 
     @property
     def is_sharded(self) -> bool:
@@ -365,16 +395,18 @@ class FusedDecoder:
     def _close(self, index: int, hidden: Hidden, attended: Tensor) -> Hidden:
         """A layer from what it attended to, [T, H, D], on."""
         layer = self._layers[index]
-        of_attention, of_mlp = layer.output_norms
-        x, reader = attended.flatten(1), layer.gate_up
+        of_attention, of_feed = layer.output_norms
+        x, reader = attended.flatten(1), layer.reads_norm
         hidden = self._add(layer.o, x, hidden, Slot.ATTENTION, reader, of_attention)
-        inner = layer.gated(hidden, self._eps)  # [T, I]
-        return self._add(layer.down, inner, hidden, Slot.MLP, self._behind(index), of_mlp)
+        if isinstance(layer.feed, FusedExperts):
+            return self._add_experts(layer.feed, hidden, self._behind(index), of_feed)
+        inner = layer.feed.gated(hidden, self._eps)  # [T, I]
+        return self._add(layer.feed.down, inner, hidden, Slot.MLP, self._behind(index), of_feed)
 
     def rehearsed(self) -> "FusedDecoder":
         """A decoder of few layers: the kernels of all, meaningless output."""
         short = copy.copy(self)
-        kept = rehearsed([layer.kind for layer in self._layers])
+        kept = rehearsed([(layer.kind, type(layer.feed).__name__) for layer in self._layers])
         short._layers = [self._layers[index] for index in kept]
         short.attention = self._attention
         short.one_row = self.one_row and self.one_row.shortened(len(kept))
@@ -411,7 +443,7 @@ class FusedDecoder:
         x: Tensor,
         hidden: Hidden,
         slot: Slot,
-        reader: NormedGemm | None,
+        reader: NormedGemm | FusedExperts | None,
         output_norm: Tensor | None,
     ) -> Hidden:
         """x @ W.T, summed over the ranks, plus the residual, which may be overwritten.
@@ -424,14 +456,38 @@ class FusedDecoder:
             total = self._group.all_reduce(linear(x))
             return self._added(rms_norm(total, output_norm, self._eps), residual, reader)
         if self._group.size == 1:
-            return added(linear, x, residual, reader, self._eps)
+            mlp = None if isinstance(reader, FusedExperts) else reader
+            return added(linear, x, residual, mlp, self._eps)
         inboxes = self._group.inboxes_for(residual.nbytes)
         if inboxes is None:
             return self._added(self._group.all_reduce(linear(x)), residual, reader)
         weight = self._wanted(reader, len(residual))
         return Hidden(*linear.summed(x, inboxes, slot, residual, weight, self._eps))
 
-    def _added(self, x: Tensor, residual: Tensor, reader: NormedGemm | None) -> Hidden:
+    def _add_experts(
+        self,
+        experts: FusedExperts,
+        hidden: Hidden,
+        reader: NormedGemm | None,
+        output_norm: Tensor | None,
+    ) -> Hidden:
+        """The experts' output, summed over the ranks, plus the residual."""
+        residual = hidden.residual
+        if output_norm is not None:
+            total = self._group.all_reduce(experts(hidden, self._eps, None))
+            return self._added(rms_norm(total, output_norm, self._eps), residual, reader)
+        if self._group.size == 1:
+            return Hidden(experts(hidden, self._eps, residual))
+        part = experts(hidden, self._eps, None)
+        inboxes = self._group.inboxes_for(residual.nbytes)
+        if inboxes is None:
+            return self._added(self._group.all_reduce(part), residual, reader)
+        weight = self._wanted(reader, len(residual))
+        return Hidden(*all_reduce(part, inboxes, Slot.MLP, residual, weight, self._eps))
+
+    def _added(
+        self, x: Tensor, residual: Tensor, reader: NormedGemm | FusedExperts | None
+    ) -> Hidden:
         """x plus the residual, which may be overwritten, and the norm that the reader wants."""
         weight = self._wanted(reader, len(residual))
         if weight is None:
@@ -439,7 +495,7 @@ class FusedDecoder:
         normed, total = add_rms_norm(x, residual, weight, self._eps)
         return Hidden(total, normed)
 
-    def _wanted(self, reader: NormedGemm | None, num_rows: int) -> Tensor | None:
+    def _wanted(self, reader: NormedGemm | FusedExperts | None, num_rows: int) -> Tensor | None:
         """The norm weight to apply after an all-reduce; None: the reader computes the norm."""
         if reader is None:
             return self._final_norm

@@ -101,7 +101,7 @@ class Attention:
             self._norms = q_norm, k_norm
 
     def destinations(self, prefix: str) -> Destinations:
-        yield from _parts(prefix, self._sizes, self._qkv)
+        yield from parts(prefix, self._sizes, self._qkv)
         yield from whole(f"{prefix}.o_proj", self._o)
         if self._norms is not None:
             # The checkpoint has one row for all heads; pack() copies it to the others.
@@ -157,7 +157,7 @@ class MLP:
         self._down = Linear.empty(inner, hidden, bias=spec.bias, dtype=dtype, device=device)
 
     def destinations(self, prefix: str) -> Destinations:
-        yield from _parts(prefix, self._sizes, self._gate_up)
+        yield from parts(prefix, self._sizes, self._gate_up)
         yield from whole(f"{prefix}.down_proj", self._down)
 
     @property
@@ -184,7 +184,7 @@ def whole(prefix: str, linear: Linear) -> Destinations:
         yield f"{prefix}.bias", linear.bias
 
 
-def _parts(prefix: str, sizes: dict[str, int], linear: Linear) -> Destinations:
+def parts(prefix: str, sizes: dict[str, int], linear: Linear) -> Destinations:
     """Checkpoint names with their views: consecutive rows of a fused linear layer."""
     ends = itertools.accumulate(sizes.values())
     for (name, size), end in zip(sizes.items(), ends, strict=True):

@@ -75,6 +75,11 @@ class Linear:
         """The weight [N, K], if all of it is integers."""
         return self._narrow if isinstance(self._narrow, GroupedWeight) else None
 
+    @property
+    def is_packed(self) -> bool:
+        """True if `pack` has moved the weight to a layout of its own."""
+        return self._packed is not None
+
     def take_narrow(self) -> Narrow | None:
         """Gives away a weight in fewer bits; None if the layer has float numbers."""
         found, self._narrow = self._narrow, None

@@ -15,8 +15,10 @@ BUILT_IN = {  # the file of each architecture in `families`
     "Gemma3ForCausalLM": "gemma3",
     "LlamaForCausalLM": "llama",
     "MistralForCausalLM": "mistral",
+    "MixtralForCausalLM": "mixtral",
     "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
+    "Qwen3MoeForCausalLM": "qwen3_moe",
     "SmolLM3ForCausalLM": "smollm3",
 }
 WRAPPERS = {"Gemma3ForConditionalGeneration": "gemma3"}  # the file of the decoder that each holds

@@ -1,12 +1,13 @@
 """Tensor parallelism: the sizes of each rank, and its shard of each tensor.
 
-Attention is sharded by heads, the MLP by its inner dimension, embedding and LM head by vocabulary.
+Attention is sharded by heads, an MLP and each expert by its inner dimension, embedding and LM head
+by vocabulary; a router is whole on every rank.
 With more ranks than KV heads several ranks hold the same KV head, each with different query heads.
 """
 
 from dataclasses import dataclass, field, replace
 
-from worker_svc.models.spec import AttentionSpec, MlpSpec, ModelSpec, UnsupportedModel
+from worker_svc.models.spec import AttentionSpec, MlpSpec, ModelSpec, MoeSpec, UnsupportedModel
 from worker_svc.models.weights import Share
 
 
@@ -30,8 +31,8 @@ class Sharding:
     @property
     def kv_heads(self) -> slice:
         """This rank's KV heads, among those of the whole model."""
-        count = self.spec.uniform.mixer.num_kv_heads
-        first = self.rank * self.whole.uniform.mixer.num_kv_heads // self.size
+        count = self.spec.attention.num_kv_heads
+        first = self.rank * self.whole.attention.num_kv_heads // self.size
         return slice(first, first + count)
 
     def share(self, name: str) -> Share | None:
@@ -42,7 +43,7 @@ class Sharding:
             return None
         count = self.size
         if end.startswith(("k_proj", "v_proj")):
-            count = min(count, self.whole.uniform.mixer.num_kv_heads)
+            count = min(count, self.whole.attention.num_kv_heads)
         return Share(divided[end], self.rank // (self.size // count), count)
 
 
@@ -51,7 +52,7 @@ def _part(whole: ModelSpec, size: int) -> ModelSpec:
     if size == 1:
         return whole
     layers = tuple(
-        replace(layer, mixer=_attention(layer.mixer, size), feed=_mlp(layer.feed, size))
+        replace(layer, mixer=_attention(layer.mixer, size), feed=_feed(layer.feed, size))
         for layer in whole.layers
     )
     return replace(whole, layers=layers, vocab_size=_quotient("vocab_size", whole.vocab_size, size))
@@ -71,9 +72,9 @@ def _attention(whole: AttentionSpec, size: int) -> AttentionSpec:
     return replace(whole, num_heads=num_heads, num_kv_heads=num_kv_heads)
 
 
-def _mlp(whole: MlpSpec, size: int) -> MlpSpec:
-    inner = _quotient("intermediate_size", whole.intermediate_size, size)
-    return replace(whole, intermediate_size=inner)
+def _feed(whole: MlpSpec | MoeSpec, size: int) -> MlpSpec | MoeSpec:
+    name = "intermediate_size" if isinstance(whole, MlpSpec) else "intermediate_size of an expert"
+    return replace(whole, intermediate_size=_quotient(name, whole.intermediate_size, size))
 
 
 def _quotient(name: str, value: int, size: int) -> int:

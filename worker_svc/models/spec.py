@@ -61,11 +61,25 @@ class MlpSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class MoeSpec:
+    """Experts, which are MLPs without biases, and a router that chooses some for each token.
+
+    The router's logits become a softmax over all experts; the experts' outputs are added with the
+    largest of its weights.
+    """
+
+    num_experts: int
+    top_k: int  # the number of experts of a token
+    intermediate_size: int  # of each expert
+    renormalizes: bool  # True: the weights of a token's experts are divided by their sum
+
+
+@dataclass(frozen=True, slots=True)
 class LayerSpec:
     """A norm and what mixes tokens, a norm and what feeds each token forward."""
 
     mixer: AttentionSpec
-    feed: MlpSpec
+    feed: MlpSpec | MoeSpec
     norms_outputs: bool = False  # True: what each of the two returns is normed before it is added
 
     @property
@@ -117,6 +131,12 @@ class TensorNames:
     attention: str = "self_attn"
     post_norm: str = "post_attention_layernorm"
     mlp: str = "mlp"
+    # In a layer's mlp, if it has experts:
+    router: str = "gate"
+    experts: str = "experts"  # followed by the expert's index
+    expert_gate: str = "gate_proj"
+    expert_up: str = "up_proj"
+    expert_down: str = "down_proj"
     # In a layer that norms outputs:
     attention_output_norm: str = "post_attention_layernorm"
     mlp_output_norm: str = "post_feedforward_layernorm"
@@ -177,6 +197,26 @@ class ModelSpec:
     def num_layers(self) -> int:
         """The number of layers."""
         return len(self.layers)
+
+    @property
+    def attention(self) -> AttentionSpec:
+        """The attention that all layers have, apart from what changes no size.
+
+        Raises UnsupportedModel for a model whose attention differs by layer, where one shape of
+        keys and values has to serve all.
+        """
+        shapes = list(dict.fromkeys(layer.shape.mixer for layer in self.layers))
+        if len(shapes) > 1:
+            raise UnsupportedModel(
+                f"layers: {self.architecture} has attention of {len(shapes)} kinds, and all must "
+                f"have one shape: {shapes[0]}, {shapes[1]}"
+            )
+        return shapes[0]
+
+    @property
+    def has_experts(self) -> bool:
+        """True if a layer has experts in place of one MLP."""
+        return any(isinstance(layer.feed, MoeSpec) for layer in self.layers)
 
     @property
     def uniform(self) -> LayerSpec:

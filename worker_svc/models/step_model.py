@@ -3,6 +3,7 @@
 `Decoder` is the implementation with layers of ours; another may bring layers of its own.
 """
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from worker_svc.attention.batch import AttentionBatch, LastTokens
 from worker_svc.attention.kv_cache import PagedCache
+from worker_svc.attention.kv_plan import KvPlan
 from worker_svc.models.layer_stack import LayerStack
 from worker_svc.parallel.group import Group
 from worker_svc.parallel.vocab_part import VocabPart
@@ -41,6 +43,12 @@ class ModelShape(Protocol):
 
 class StatesBySlot(Protocol):
     """States of sequences that lie in slots; a step writes them when it has worked."""
+
+    def restore(self, snapshots: Mapping[int, int]) -> None:
+        """The next step of these slots reads a snapshot, by slot, in place of their states."""
+
+    def save(self, snapshots: Mapping[int, int]) -> None:
+        """Copies the states of these slots, as the step has written them, into snapshots."""
 
     def commit(self, slots: IntColumn) -> None:
         """The step worked, and wrote the states of these slots."""
@@ -76,6 +84,12 @@ class StepModel(Protocol):
     def kv_layout(self, num_blocks: int, block_size: int) -> str:
         """The sizes of a cache of so many blocks, in words."""
 
+    def kv_plan(self, block_size: int, max_model_len: int) -> KvPlan | None:
+        """The KV groups of layers with different windows; None: all layers have one table.
+
+        A cache for a plan is `page_cache.new_cache`; the sizes above and below are those without.
+        """
+
     def block_bytes(self, block_size: int) -> int:
         """Bytes of one block over all layers."""
 
@@ -83,8 +97,12 @@ class StepModel(Protocol):
     def new_cache(self, num_blocks: int, block_size: int) -> Any:
         """An empty `PagedCache` for this model."""
 
-    def make_states(self, max_num_seqs: int) -> None:
-        """Allocates the states of all slots, where there are any."""
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of the states of one sequence; 0: it has none."""
+
+    def make_states(self, max_num_seqs: int, num_snapshots: int) -> None:
+        """Allocates the states of all slots, and snapshots of them, where there are any."""
 
     def forward(
         self,

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from google.protobuf.message import DecodeError
+from numpy.typing import NDArray
 
 from pagewire.v1 import timing_pb2, types_pb2, worker_pb2
 from wire.columns import UINT8, pack
@@ -18,10 +19,12 @@ from worker_svc.protocol.row_sampling import read_sampling
 from worker_svc.protocol.step import (
     BadStep,
     CutRequest,
+    GroupBlocks,
     IntColumn,
     Limits,
     NewSequence,
     RowSampling,
+    StateSave,
     StepInput,
     StepMoves,
     StepOutput,
@@ -100,13 +103,11 @@ def decode_step(frame: bytes, limits: Limits) -> StepInput:
     if message.WhichOneof("frame") != "step":
         raise BadStep("frame", "every frame after the first must be step")
     step = message.step
-    appended_slots = columns.slots(step.appended_slots, "appended_slots", limits)
-    appended_block_ids = columns.block_ids(step.appended_block_ids, "appended_block_ids", limits)
-    if len(appended_slots) != len(appended_block_ids):
-        raise BadStep(
-            "appended_block_ids",
-            f"{len(appended_block_ids)} blocks for {len(appended_slots)} appended_slots",
-        )
+    appended_slots, appended_block_ids = _appended(
+        ("appended_slots", step.appended_slots),
+        ("appended_block_ids", step.appended_block_ids),
+        limits,
+    )
     slots, num_scheduled = _rows(step, limits)
     num_drafted, draft_token_ids = _drafts(step, num_scheduled, limits)
     _check_grant(step)
@@ -120,7 +121,7 @@ def decode_step(frame: bytes, limits: Limits) -> StepInput:
             for index, sequence in enumerate(step.new_sequences)
         ),
         appended_slots=appended_slots,
-        appended_block_ids=appended_block_ids.astype(np.int64),
+        appended_block_ids=appended_block_ids,
         moves=_moves(step, limits),
         same_rows=step.same_rows,
         slots=slots,
@@ -129,6 +130,8 @@ def decode_step(frame: bytes, limits: Limits) -> StepInput:
         wants_state=step.wants_state,
         num_drafted=num_drafted,
         draft_token_ids=draft_token_ids,
+        state_saves=_state_saves(step, limits),
+        appended_to_groups=_appended_to_groups(step, limits) if step.appended_to_groups else (),
     )
 
 
@@ -136,6 +139,33 @@ def encode_skipped(first_step_id: int, last_step_id: int) -> bytes:
     """Encodes the frame that answers a cut."""
     skipped = worker_pb2.Skipped(first_step_id=first_step_id, last_step_id=last_step_id)
     return worker_pb2.AttachResponse(skipped=skipped).SerializeToString()
+
+
+def _appended(
+    slots: tuple[str, bytes], block_ids: tuple[str, bytes], limits: Limits
+) -> tuple[IntColumn, IntColumn]:
+    """Slots and the block that each gains, out of columns (name, bytes)."""
+    found_slots = columns.slots(slots[1], slots[0], limits)
+    found_ids = columns.block_ids(block_ids[1], block_ids[0], limits)
+    if len(found_slots) != len(found_ids):
+        raise BadStep(block_ids[0], f"{len(found_ids)} blocks for {len(found_slots)} {slots[0]}")
+    return found_slots, found_ids.astype(np.int64)
+
+
+def _appended_to_groups(
+    step: worker_pb2.SchedulerOutput, limits: Limits
+) -> tuple[GroupBlocks, ...]:
+    name, found, before = "appended_to_groups", [], 0
+    for message in step.appended_to_groups:
+        if not before < message.group < len(limits.groups):
+            reason = f"group {message.group} after {before}, of {len(limits.groups)} kv_groups"
+            raise BadStep(name, reason)
+        slots, block_ids = _appended(
+            (f"{name}.slots", message.slots), (f"{name}.block_ids", message.block_ids), limits
+        )
+        found.append(GroupBlocks(message.group, slots, block_ids))
+        before = message.group
+    return tuple(found)
 
 
 def _moves(step: worker_pb2.SchedulerOutput, limits: Limits) -> StepMoves | None:
@@ -158,6 +188,20 @@ def _moves(step: worker_pb2.SchedulerOutput, limits: Limits) -> StepMoves | None
         read("copied_from_block_ids", device), read("copied_to_block_ids", device)
     )
     return StepMoves(swapped_out, to_host, from_host, swapped_in, copied_from, copied_to)
+
+
+def _state_saves(step: worker_pb2.SchedulerOutput, limits: Limits) -> tuple[StateSave, ...]:
+    if not step.state_save_slots:  # nearly always
+        return ()
+    slots = columns.slots(step.state_save_slots, "state_save_slots", limits)
+    positions = columns.column(step.state_save_positions, "state_save_positions")
+    columns.check_range(positions, 1, limits.max_model_len + 1, "state_save_positions", "position")
+    snapshots = columns.state_snapshots(step.state_save_snapshots, "state_save_snapshots", limits)
+    for name, column in (("positions", positions), ("snapshots", snapshots)):
+        if len(column) != len(slots):
+            raise BadStep(f"state_save_{name}", f"{len(column)} for {len(slots)} state_save_slots")
+    saves = zip(slots.tolist(), positions.tolist(), snapshots.tolist(), strict=True)
+    return tuple(StateSave(*save) for save in saves)
 
 
 def encode_output(output: StepOutput) -> bytes:
@@ -290,25 +334,41 @@ def _new_sequence(message: worker_pb2.NewSequence, name: str, limits: Limits) ->
             f"{name}.num_computed_tokens",
             f"{message.num_computed_tokens} leaves none of {len(token_ids)} tokens to compute",
         )
-    block_ids = columns.block_ids(message.block_ids, f"{name}.block_ids", limits)
-    if len(block_ids) > limits.max_blocks_per_seq:
+    if message.state_snapshot > limits.num_state_snapshots:
         raise BadStep(
-            f"{name}.block_ids",
-            f"{len(block_ids)} blocks, {limits.max_blocks_per_seq} hold max_model_len",
+            f"{name}.state_snapshot",
+            f"{message.state_snapshot}, there are {limits.num_state_snapshots}",
         )
+    block_ids, *others = _tables(message, name, limits)
     return NewSequence(
         slot=message.slot,
         request_id=message.request_id,
         token_ids=token_ids.astype(np.int32),
         num_prompt_tokens=message.num_prompt_tokens,
         num_computed_tokens=message.num_computed_tokens,
-        block_ids=block_ids.astype(np.int32),
+        block_ids=block_ids,
         sampling=sampling,
         prompt_output_begin=message.prompt_output_begin,
         prompt_only=message.prompt_only,
         grammar_preparation=message.grammar_preparation,
         trace=context_from_proto(message.trace) if message.HasField("trace") else None,
+        state_snapshot=message.state_snapshot,
+        group_block_ids=tuple(others),
     )
+
+
+def _tables(message: worker_pb2.NewSequence, name: str, limits: Limits) -> list[NDArray[np.int32]]:
+    """The sequence's block table of each group."""
+    groups, given = limits.groups, message.group_block_ids
+    if len(given) != len(groups) - 1:
+        reason = f"{len(given)} tables after that of group 0, of {len(groups)} kv_groups"
+        raise BadStep(f"{name}.group_block_ids", reason)
+    names = [f"{name}.block_ids", *(f"{name}.group_block_ids[{n}]" for n in range(len(given)))]
+    num_computed = message.num_computed_tokens
+    return [
+        columns.block_table(packed, named, group, num_computed, limits).astype(np.int32)
+        for packed, named, group in zip((message.block_ids, *given), names, groups, strict=True)
+    ]
 
 
 def _known_tokens(

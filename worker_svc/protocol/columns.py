@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wire.columns import BadColumn, unpack
+from worker_svc.protocol.kv_groups import LayerGroup
 from worker_svc.protocol.step import BadStep, IntColumn, Limits
 
 Integers = NDArray[np.integer[Any]]
@@ -42,10 +43,35 @@ def block_ids(packed: bytes, name: str, limits: Limits) -> Integers:
     return found
 
 
+def block_table(
+    packed: bytes, name: str, group: LayerGroup, num_computed: int, limits: Limits
+) -> Integers:
+    """Decodes a group's block table of a sequence with so many computed tokens.
+
+    The null block may stand where the group's window has passed, and nowhere else.
+    """
+    found = column(packed, name)
+    if len(found) > (most := group.num_blocks(limits.max_model_len)):
+        raise BadStep(name, f"{len(found)} blocks, {most} hold max_model_len")
+    num_unread = group.num_unread(num_computed)
+    check_range(found[:num_unread], 0, limits.num_blocks, name, "block")
+    check_range(found[num_unread:], 1, limits.num_blocks, name, "block")
+    return found
+
+
 def host_block_ids(packed: bytes, name: str, limits: Limits) -> Integers:
     """Decodes ids of KV blocks in host memory."""
     found = column(packed, name)
     check_range(found, 0, limits.num_host_blocks, name, "host block")
+    return found
+
+
+def state_snapshots(packed: bytes, name: str, limits: Limits) -> Integers:
+    """Decodes numbers of snapshots without repetition."""
+    found = column(packed, name)
+    check_range(found, 1, limits.num_state_snapshots + 1, name, "snapshot")
+    if len(np.unique(found)) != len(found):
+        raise BadStep(name, "a snapshot appears twice")
     return found
 
 

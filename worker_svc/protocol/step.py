@@ -3,7 +3,7 @@
 Plain data with numpy columns, independent of protobuf and torch.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
@@ -15,6 +15,7 @@ from wire.prompt_outputs import PromptOutput
 from wire.sampling import GREEDY_TEMPERATURE
 from wire.state_hash import StateHashes
 from wire.tracing.context import TraceContext
+from worker_svc.protocol.kv_groups import LayerGroup, TableLayout
 
 IntColumn = NDArray[np.int64]
 
@@ -42,16 +43,35 @@ class Limits:
     """Limits that every step must respect."""
 
     num_blocks: int  # the null block 0 included
-    block_size: int
+    block_size: int  # of KV group 0
     max_num_seqs: int
     max_num_batched_tokens: int
     max_model_len: int
     vocab_size: int
     num_host_blocks: int = 0
+    num_state_snapshots: int = 0  # numbered from 1
+    kv_groups: tuple[LayerGroup, ...] = ()  # group 0 first; empty: it alone, without a window
 
     @property
     def max_blocks_per_seq(self) -> int:
+        """Blocks of group 0 in the longest sequence's table."""
         return -(-self.max_model_len // self.block_size)
+
+    @property
+    def groups(self) -> tuple[LayerGroup, ...]:
+        """The KV groups, at least one."""
+        return self.kv_groups or (LayerGroup(self.block_size),)
+
+    @property
+    def tables(self) -> TableLayout:
+        """The block tables of a slot."""
+        return TableLayout.of(self.groups, self.max_model_len)
+
+    @property
+    def most_blocks_held(self) -> int:
+        """Most blocks that the longest sequence holds at once, in all groups."""
+        length, chunk = self.max_model_len, self.max_num_batched_tokens
+        return sum(group.most_blocks(length, chunk) for group in self.groups)
 
     @property
     def max_decode_rows(self) -> int:
@@ -130,6 +150,9 @@ class NewSequence:
     prompt_only: bool = False  # no token is sampled
     grammar_preparation: int = 0  # of its grammar; 0: it was not prepared
     trace: TraceContext | None = None  # of a request that is traced
+    state_snapshot: int = 0  # of its states after the computed tokens; 0: there is none
+    # The tables of the groups after group 0, one for each.
+    group_block_ids: tuple[NDArray[np.int32], ...] = ()
 
     @property
     def prompt_output_end(self) -> int:
@@ -142,6 +165,15 @@ class NewSequence:
 
 
 @dataclass(frozen=True, slots=True)
+class GroupBlocks:
+    """Blocks that block tables of one group after group 0 gain."""
+
+    group: int
+    slots: IntColumn  # may repeat
+    block_ids: IntColumn  # same length
+
+
+@dataclass(frozen=True, slots=True)
 class StepMoves:
     """Block copies before the rows are computed, executed in this order."""
 
@@ -151,6 +183,15 @@ class StepMoves:
     swapped_in: IntColumn  # same length
     copied_from: IntColumn
     copied_to: IntColumn  # same length
+
+
+@dataclass(frozen=True, slots=True)
+class StateSave:
+    """A snapshot to make of a slot's states once so many of its tokens are computed."""
+
+    slot: int
+    position: int
+    snapshot: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +214,8 @@ class StepInput:
     num_drafted: IntColumn = field(default_factory=no_entries)  # drafts per row; empty: none
     # Row after row; empty although there are drafts: the worker's draft model makes them.
     draft_token_ids: IntColumn = field(default_factory=no_entries)
+    state_saves: tuple[StateSave, ...] = ()  # in this step or a later one
+    appended_to_groups: tuple[GroupBlocks, ...] = ()  # ascending; none of a group without any
 
     @property
     def num_tokens(self) -> int:
@@ -189,6 +232,11 @@ class StepInput:
         yield self
         for step_id in range(self.step_id + 1, self.last_step_id + 1):
             yield StepInput(step_id, self.ack_step_id, same_rows=True)
+
+    def appends_to(self, slots: Set[int]) -> bool:
+        """True if a block table of one of these slots grows, in any group."""
+        appended = (self.appended_slots, *(one.slots for one in self.appended_to_groups))
+        return not all(slots.isdisjoint(some.tolist()) for some in appended)
 
     def changes(self) -> "StepInput":
         """This step's state changes alone, with nothing to compute."""

@@ -6,11 +6,16 @@ from typing import Any
 
 from worker_svc.quantization.awq import Awq
 from worker_svc.quantization.compressed import Compressed
-from worker_svc.quantization.float8 import Float8
+from worker_svc.quantization.float8 import Float8, Float8Scheme
 from worker_svc.quantization.gptq import Gptq
 from worker_svc.quantization.keys import WHERE, UnknownSetting, without
-from worker_svc.quantization.online import ONLINE
-from worker_svc.quantization.scheme import Quantization, UnsupportedQuantization
+from worker_svc.quantization.online import ONLINE, RoundedFloat8
+from worker_svc.quantization.scheme import (
+    PLAIN,
+    Quantization,
+    Scheme,
+    UnsupportedQuantization,
+)
 
 log = logging.getLogger(__name__)
 
@@ -67,6 +72,11 @@ def _method(given: Mapping[str, Any], methods: Collection[str]) -> str:
     if other is not None and other != found:
         raise UnsupportedQuantization(f"{WHERE}.method: {other!r} is not quant_method, {found!r}")
     return found
+
+
+def serves_experts(scheme: Scheme) -> bool:
+    """True if experts that are stored so are served: as plain numbers, or in 8-bit floats."""
+    return scheme is PLAIN or isinstance(scheme, Float8Scheme | RoundedFloat8)
 
 
 def stored_kv_cache_dtype(checkpoint: Quantization | None) -> str | None:

@@ -1,9 +1,9 @@
 """What the worker remembers between steps: one row per slot, changed by deltas.
 
-Token rows and block tables live on the device; a sampled token is written to its row there, and
-the next step reads its input from the row. Counts and sampling parameters are one host array. A
-step is a transaction: `stage` checks it on a copy and touches nothing, `write` brings the device
-rows up to date, then either `commit` or `rollback`.
+Token rows and block tables, those of all KV groups in one row, live on the device; a sampled token
+is written to its row there, and the next step reads its input from the row. Counts and sampling
+parameters are one host array. A step is a transaction: `stage` checks it on a copy and touches
+nothing, `write` brings the device rows up to date, then either `commit` or `rollback`.
 """
 
 import time
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from wire.state_hash import StateHashes, block_weights, slot_hashes, table_sums
 from worker_svc.device.transfer import upload
+from worker_svc.protocol.kv_groups import TableLayout
 from worker_svc.protocol.step import (
     BadStep,
     IntColumn,
@@ -24,9 +25,10 @@ from worker_svc.protocol.step import (
     NewSequence,
     RowSampling,
     StepInput,
-    no_entries,
 )
+from worker_svc.runner.block_tables import append, check_computed, tables_of
 from worker_svc.runner.rows import Rows, drafts_of, refuse, runs
+from worker_svc.runner.state_saves import NONE_DUE, DueSaves, Pending, add_saves, take_due
 from worker_svc.sampling.grammars import Grammars
 from worker_svc.sampling.logits_processors import LogitsProcessors
 from worker_svc.sampling.logprobs import Wanted
@@ -40,7 +42,7 @@ SLOT = np.dtype(
         ("num_tokens", "i8"),
         ("num_prompt", "i8"),
         ("num_computed", "i8"),
-        ("num_blocks", "i8"),
+        ("num_blocks", "i8"),  # of KV group 0
         ("min_tokens", "i8"),
         ("top_k", "i8"),
         ("seed", "u8"),
@@ -74,13 +76,23 @@ class HostSlots:
 
     columns: NDArray[np.void]  # [max_num_seqs] of SLOT
     occupants: list[Occupant | None]
+    other_blocks: NDArray[np.int64]  # [groups after group 0, max_num_seqs], as num_blocks
+    state_saves: Pending = field(default_factory=dict)
 
     @classmethod
-    def empty(cls, max_num_seqs: int) -> "HostSlots":
-        return cls(np.zeros(max_num_seqs, dtype=SLOT), [None] * max_num_seqs)
+    def empty(cls, max_num_seqs: int, num_groups: int = 1) -> "HostSlots":
+        """Slots without sequences."""
+        other_blocks = np.zeros((num_groups - 1, max_num_seqs), dtype=np.int64)
+        return cls(np.zeros(max_num_seqs, dtype=SLOT), [None] * max_num_seqs, other_blocks)
 
     def copy(self) -> "HostSlots":
-        return HostSlots(self.columns.copy(), self.occupants.copy())
+        """The same slots, to be changed."""
+        others = self.other_blocks  # empty with one group, and then never changed
+        if len(others):
+            others = others.copy()
+        return HostSlots(
+            self.columns.copy(), self.occupants.copy(), others, self.state_saves.copy()
+        )
 
     @property
     def live_slots(self) -> IntColumn:
@@ -95,6 +107,9 @@ class Staged:
     table: HostSlots
     appended_at: IntColumn  # position in the block table of each appended block
     rows: Rows
+    state_saves: DueSaves = NONE_DUE
+    # The same of the step's appended_to_groups, as columns of the row of tables.
+    appended_to_groups_at: tuple[IntColumn, ...] = ()
 
     def counts_after(self) -> tuple[IntColumn, IntColumn, IntColumn]:
         """The live slots, and what each has computed and knows once the step is done."""
@@ -112,7 +127,7 @@ class _Saved:
 
     slot: int
     token_row: Tensor
-    block_table: Tensor
+    block_tables: Tensor
 
 
 @dataclass(slots=True)
@@ -126,7 +141,8 @@ class BatchState:
     # [max_num_seqs, max_model_len + 1]: a step planned before a stop was known may still sample
     # one token past the last position.
     token_rows: Tensor = field(init=False)
-    block_tables: Tensor = field(init=False)  # [max_num_seqs, max_blocks_per_seq], 0 as filler
+    tables: TableLayout = field(init=False)  # the columns of block_tables, by group
+    block_tables: Tensor = field(init=False)  # [max_num_seqs, blocks of all tables], 0 as filler
     sampled_last: SampledLast | None = field(init=False, default=None)  # if they reach the host
     _last_slots: IntColumn | None = field(init=False, default=None)
     _saved: list[_Saved] = field(init=False, default_factory=list)
@@ -134,21 +150,28 @@ class BatchState:
 
     def __post_init__(self) -> None:
         limits = self.limits
-        self.table = HostSlots.empty(limits.max_num_seqs)
+        self.table = self._no_slots()
         shape = (limits.max_num_seqs, limits.max_model_len + 1)
         self.token_rows = torch.zeros(shape, dtype=torch.int32, device=self.device)
-        shape = (limits.max_num_seqs, limits.max_blocks_per_seq)
+        self.tables = limits.tables
+        shape = (limits.max_num_seqs, self.tables.width)
         self.block_tables = torch.zeros(shape, dtype=torch.int32, device=self.device)
         self._block_weights = block_weights(limits.max_blocks_per_seq)
 
     def stage(self, step: StepInput) -> Staged:
         """Applies the step's deltas to a copy; raises BadStep and leaves no trace if it cannot."""
-        table = HostSlots.empty(self.limits.max_num_seqs) if step.reset else self.table.copy()
+        table = self._no_slots() if step.reset else self.table.copy()
         self._free(table, step.freed_slots)
         for index, sequence in enumerate(step.new_sequences):
             self._enter(table, sequence, f"new_sequences[{index}]")
-        appended_at = self._append(table, step.appended_slots)
-        return Staged(step, table, appended_at, self._rows(table, step))
+        appended_at, others_at = self._append(table, step)
+        rows = self._rows(table, step)
+        add_saves(table.state_saves, step.state_saves, table.columns["num_computed"])
+        due = take_due(table.state_saves, rows)
+        return Staged(step, table, appended_at, rows, due, others_at)
+
+    def _no_slots(self) -> HostSlots:
+        return HostSlots.empty(self.limits.max_num_seqs, len(self.limits.groups))
 
     def write(self, staged: Staged, enter: Callable[[Staged], None] | None = None) -> None:
         """Brings the device rows up to date with a staged step.
@@ -166,6 +189,8 @@ class BatchState:
         if len(staged.appended_at):
             index = step.appended_slots * self.block_tables.shape[1] + staged.appended_at
             self._put(self.block_tables, index, step.appended_block_ids)
+        for one, at in zip(step.appended_to_groups, staged.appended_to_groups_at, strict=False):
+            self._put(self.block_tables, one.slots * self.block_tables.shape[1] + at, one.block_ids)
         if (drafts := rows.drafts) is not None and not drafts.are_made_here:
             self.write_known(rows, drafts.token_ids, drafts.num_drafted)
 
@@ -175,8 +200,10 @@ class BatchState:
             self.block_tables[slot].zero_()
         firsts = [sequence.slot * self.token_rows.shape[1] for sequence in new]
         self._scatter(self.token_rows, firsts, [sequence.token_ids for sequence in new])
-        firsts = [sequence.slot * self.block_tables.shape[1] for sequence in new]
-        self._scatter(self.block_tables, firsts, [sequence.block_ids for sequence in new])
+        width = self.block_tables.shape[1]
+        firsts = [one.slot * width + part.begin for one in new for part in self.tables.parts]
+        tables = [block_ids for one in new for block_ids in tables_of(one)]
+        self._scatter(self.block_tables, firsts, tables)
 
     def write_sampled(self, rows: Rows, token_ids: Tensor) -> None:
         """Writes sampled tokens [R] after the known ones; they count from the commit on."""
@@ -202,7 +229,7 @@ class BatchState:
         """The step failed: the state is as before it, and no rows are the previous ones."""
         for saved in reversed(self._saved):
             self.token_rows[saved.slot] = saved.token_row
-            self.block_tables[saved.slot] = saved.block_table
+            self.block_tables[saved.slot] = saved.block_tables
         self._saved.clear()
         self.forget_rows()
         self.grammars.give_up()
@@ -301,20 +328,17 @@ class BatchState:
         if len(empty):
             raise BadStep("freed_slots", f"slot {empty[0]} is empty")
         table.columns[slots] = np.zeros((), dtype=SLOT)
-        for slot in slots:
+        if len(table.other_blocks):
+            table.other_blocks[:, slots] = 0
+        for slot in slots.tolist():
             table.occupants[slot] = None
+            table.state_saves.pop(slot, None)
 
     def _enter(self, table: HostSlots, sequence: NewSequence, name: str) -> None:
         occupant = table.occupants[sequence.slot]
         if occupant is not None:
             raise BadStep(f"{name}.slot", f"slot {sequence.slot} holds {occupant.request_id!r}")
-        num_needed = -(-sequence.num_computed_tokens // self.limits.block_size)
-        if len(sequence.block_ids) < num_needed:
-            raise BadStep(
-                f"{name}.block_ids",
-                f"{len(sequence.block_ids)} blocks for {sequence.num_computed_tokens} computed "
-                f"tokens of block_size {self.limits.block_size}",
-            )
+        self._check_tables(sequence, name)
         if sequence.num_computed_tokens > sequence.prompt_output_begin < sequence.prompt_output_end:
             raise BadStep(
                 f"{name}.prompt_output_begin",
@@ -347,30 +371,27 @@ class BatchState:
             sequence.prompt_output_begin,
             sequence.prompt_output_end,
         )
+        if sequence.group_block_ids:
+            table.other_blocks[:, sequence.slot] = [len(ids) for ids in sequence.group_block_ids]
 
-    def _append(self, table: HostSlots, slots: IntColumn) -> IntColumn:
-        """Counts appended blocks; returns where in its table each one goes."""
-        if not len(slots):
-            return no_entries()
-        num_blocks = table.columns["num_blocks"]
-        empty = slots[table.columns["num_tokens"][slots] == 0]
-        if len(empty):
-            raise BadStep("appended_slots", f"slot {empty[0]} is empty")
-        # A slot may repeat: its n-th block here goes n places after its table's end.
-        order = np.argsort(slots, kind="stable")
-        ordered = slots[order]
-        positions = np.empty_like(slots)
-        positions[order] = np.arange(len(slots)) - np.searchsorted(ordered, ordered)
-        positions += num_blocks[slots]
-        if positions.max() >= self.limits.max_blocks_per_seq:
-            slot = slots[positions.argmax()]
-            raise BadStep(
-                "appended_slots",
-                f"slot {slot} would hold {positions.max() + 1} blocks, "
-                f"{self.limits.max_blocks_per_seq} hold max_model_len",
-            )
-        np.add.at(num_blocks, slots, 1)
-        return positions
+    def _check_tables(self, sequence: NewSequence, name: str) -> None:
+        num_computed = sequence.num_computed_tokens
+        for group, block_ids in enumerate(tables_of(sequence)):
+            at = f"{name}.group_block_ids[{group - 1}]" if group else f"{name}.block_ids"
+            check_computed(self.tables.parts[group].group, len(block_ids), num_computed, at)
+
+    def _append(self, table: HostSlots, step: StepInput) -> tuple[IntColumn, tuple[IntColumn, ...]]:
+        """Counts appended blocks; returns where group 0's go in its tables, and others' in rows."""
+        num_tokens, num_blocks = table.columns["num_tokens"], table.columns["num_blocks"]
+        most = self.tables.parts[0].width
+        appended_at = append(num_blocks, step.appended_slots, num_tokens, most)
+        if not step.appended_to_groups:
+            return appended_at, ()
+        others = []
+        for one in step.appended_to_groups:
+            part, num_blocks = self.tables.parts[one.group], table.other_blocks[one.group - 1]
+            others.append(part.begin + append(num_blocks, one.slots, num_tokens, part.width))
+        return appended_at, tuple(others)
 
     def _rows(self, table: HostSlots, step: StepInput) -> Rows:
         slots, num_scheduled, name = step.slots, step.num_scheduled, "slots"
@@ -395,5 +416,13 @@ class BatchState:
         refuse(last > self.limits.max_model_len, name, slots, "would pass max_model_len")
         room = columns["num_blocks"] * self.limits.block_size
         refuse(last > room, name, slots, "has too few blocks for its tokens")
+        if len(table.other_blocks):
+            self._check_room(table, slots, last, name)
         samples = (known_ends == columns["num_tokens"]) & ~columns["prompt_only"]
         return Rows(slots, num_scheduled, columns["num_computed"], samples, drafts)
+
+    def _check_room(self, table: HostSlots, slots: IntColumn, last: IntColumn, name: str) -> None:
+        """Raises BadStep for a slot whose table of a group after group 0 ends before `last`."""
+        for part, num_blocks in zip(self.tables.others, table.other_blocks, strict=True):
+            room = num_blocks[slots] * part.group.block_size
+            refuse(last > room, name, slots, "has too few blocks of a group for its tokens")

@@ -203,7 +203,7 @@ class CudaRunner(ModelRunner):
         step_map = self._step_graphs.map(rows)
         # Appended blocks are written ahead of the graph, so their sequence must be there by then.
         new = {sequence.slot for sequence in step.new_sequences}
-        if step_map is None or not new or not new.isdisjoint(step.appended_slots.tolist()):
+        if step_map is None or not new or step.appends_to(new):
             return ComputePlan(is_plain, step_map)
         entering = step_map.with_entering(self.slots.entering(staged), len(new))
         return ComputePlan(is_plain, entering or step_map, brings_new=entering is not None)
@@ -271,7 +271,7 @@ class CudaRunner(ModelRunner):
         self, staged: Staged, parts: list[Part], clock: StepClock, started: float
     ) -> Computed:
         """Kernel by kernel: steps that no graph holds, and those that say something of prompts."""
-        model_inputs = inputs.build(self.state, staged.rows)
+        model_inputs = inputs.build(self.state, staged.rows, staged.state_saves)
         sampling = self.state.sampling_rows(staged) if staged.rows.samples.any() else None
         prepare_us = us_since(started)
         clock.begin()

@@ -40,6 +40,7 @@ from worker_svc.device.transfer import fetched, upload, upload_array
 from worker_svc.parallel.vocab_part import VocabPart
 from worker_svc.protocol.step import IntColumn
 from worker_svc.runner.batch_state import BatchState, HostSlots, Staged
+from worker_svc.runner.block_tables import entering_blocks
 from worker_svc.runner.rows import Rows
 from worker_svc.sampling.logits_processors import History, Penalties
 
@@ -50,8 +51,13 @@ class SlotsOnDevice:
     def __init__(self, state: BatchState) -> None:
         self.device = state.device
         self.token_rows = state.token_rows
+        self.tables = state.tables  # the columns of block_tables, by KV group
         self.block_tables = state.block_tables
         max_num_seqs = state.limits.max_num_seqs
+        self._table_parts: Tensor | None = None  # for `enter_slots`
+        if self.tables.others:
+            columns = [(part.begin, part.width) for part in self.tables.parts]
+            self._table_parts = torch.tensor(columns, dtype=torch.int32, device=self.device)
         self.slot_state = torch.zeros(
             (max_num_seqs, NUM_FIELDS.value), dtype=torch.int64, device=self.device
         )
@@ -61,7 +67,7 @@ class SlotsOnDevice:
         self.no_masks = torch.zeros((1, 1), dtype=torch.int32, device=self.device)
         self._num_launched = 0
         self._vocab_size = state.limits.vocab_size
-        weights = block_weights(self.block_tables.shape[1]).view(np.int64)
+        weights = block_weights(state.limits.max_blocks_per_seq).view(np.int64)
         self._block_weights = torch.from_numpy(weights).to(self.device)
 
     def write(self, table: HostSlots, slots: IntColumn) -> None:
@@ -77,7 +83,7 @@ class SlotsOnDevice:
         return entering_words(
             slots,
             [sequence.token_ids for sequence in new],
-            [sequence.block_ids for sequence in new],
+            [entering_blocks(sequence) for sequence in new],
             _rows(staged.table.columns[slots]),
         )
 
@@ -88,7 +94,8 @@ class SlotsOnDevice:
 
     def write_entering(self, words: Tensor, most: int, count: Tensor | None = None) -> None:
         """The kernel alone, for words that are on the device; see `enter_slots`."""
-        enter_slots(words, most, self.token_rows, self.block_tables, self.slot_state, count)
+        rows = self.token_rows, self.block_tables, self.slot_state
+        enter_slots(words, most, *rows, count, self._table_parts)
 
     def rehearse(self) -> None:
         """Lets a sequence enter no slot, penalizes one without tokens, and restricts no row."""
@@ -174,9 +181,10 @@ class SlotsOnDevice:
         slots, num_computed, num_tokens = staged.counts_after()
         last = slots * self.token_rows.shape[1] + np.maximum(num_computed - 1, 0)
         index, where = upload(self.device, slots, last)
+        tables = self.block_tables[:, self.tables.parts[0].columns]
         held = torch.stack(
             (
-                (self.block_tables[index] * self._block_weights).sum(1),
+                (tables[index] * self._block_weights).sum(1),
                 self.token_rows.view(-1)[where].long(),
                 self.slot_state[index, NUM_TOKENS.value],
             )
@@ -223,7 +231,10 @@ def entering_words(
     block_ids: Sequence[NDArray[np.int32]],
     numbers: NDArray[np.int64],
 ) -> NDArray[np.int32]:
-    """What `enter_slots` reads: the sequences' headers, then their tokens, then their blocks."""
+    """What `enter_slots` reads: the sequences' headers, then their tokens, then their blocks.
+
+    `block_ids` are those of `entering_blocks`.
+    """
     parts = (*token_ids, *block_ids)
     lengths = np.array([len(part) for part in parts], dtype=np.int64)
     headers = np.zeros((len(slots), HEADER_WORDS), dtype=np.int32)

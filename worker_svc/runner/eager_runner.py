@@ -73,7 +73,7 @@ class EagerRunner(ModelRunner):
             return StepOutput(step_id, np.zeros(0, dtype=np.int32), timings=timings)
         clock = self._new_clock()
         prepare_us = self._draft(staged, clock, started)
-        model_inputs = inputs.build(self.state, rows)
+        model_inputs = inputs.build(self.state, rows, staged.state_saves)
         sampling = self.state.sampling_rows(staged)
         if prepare_us is None:
             prepare_us = us_since(started)

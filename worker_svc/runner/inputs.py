@@ -6,11 +6,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from worker_svc.attention.batch import AttentionBatch, LastTokens
+from worker_svc.attention.batch import AttentionBatch, LastTokens, StateCut
 from worker_svc.device.transfer import upload
+from worker_svc.protocol.kv_groups import TablePart
 from worker_svc.protocol.step import IntColumn, Limits
 from worker_svc.runner.batch_state import BatchState
 from worker_svc.runner.rows import Rows, runs
+from worker_svc.runner.state_saves import NONE_DUE, DueSaves
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,54 +26,83 @@ class ModelInputs:
     last: LastTokens | None = None  # the same, for layers that compute no other tokens
 
 
-def build(state: BatchState, rows: Rows) -> ModelInputs:
+def build(state: BatchState, rows: Rows, saves: DueSaves = NONE_DUE) -> ModelInputs:
     """Gathers the rows' tokens and cache slots from the state's device rows."""
-    block_size = state.limits.block_size
     num_scheduled = rows.num_scheduled
     ends = rows.num_computed + num_scheduled
     cu_seqlens = np.zeros(len(rows.slots) + 1, dtype=np.int64)
     np.cumsum(num_scheduled, out=cu_seqlens[1:])
     slots, positions = _slots_and_positions(rows, cu_seqlens)
-    max_context_len = int(ends.max())
+    parts = state.tables.parts
     # One transfer of all indices to the device.
-    token_index, block_index, positions_, in_block, row_slots, ends_, starts, last, who = upload(
+    token_index, positions_, row_slots, ends_, starts, last, who, *lookups = upload(
         state.device,
         slots * state.token_rows.shape[1] + positions,  # [T]
-        slots * state.block_tables.shape[1] + positions // block_size,  # [T]
         positions,
-        positions % block_size,  # [T]
         rows.slots,
         ends,
         cu_seqlens,
         _sampling_tokens(rows, cu_seqlens),
         np.flatnonzero(rows.samples),
+        *(index for part in parts for index in _lookups(state, part, slots, positions)),
     )
-    blocks = state.block_tables.view(-1).index_select(0, block_index)  # [T]
-    width = -(-max_context_len // block_size)
+    max_context_len, max_seqlen_q = int(ends.max()), int(num_scheduled.max())
+    context_lens, starts = ends_.int(), starts.int()
+    attention, *others = (
+        AttentionBatch(
+            slot_mapping=_kv_slots(state, part, block_index, in_block),
+            block_tables=_tables(state, part, max_context_len).index_select(0, row_slots),
+            context_lens=context_lens,
+            cu_seqlens_q=starts,
+            max_seqlen_q=max_seqlen_q,
+            max_context_len=max_context_len,
+            slots=row_slots,
+        )
+        for part, block_index, in_block in zip(parts, lookups[::2], lookups[1::2], strict=True)
+    )
     is_cuda = state.device.type == "cuda"
-    if is_cuda:
-        # Triton compiles for the row's stride: one for all steps.
-        width = state.limits.max_blocks_per_seq
-    attention = AttentionBatch(
-        slot_mapping=torch.add(in_block, blocks, alpha=block_size),
-        block_tables=state.block_tables[:, :width].index_select(0, row_slots),  # [B, W]
-        context_lens=ends_.int(),
-        cu_seqlens_q=starts.int(),
-        max_seqlen_q=int(num_scheduled.max()),
-        max_context_len=max_context_len,
-        slots=row_slots,
-    )
-    has_last = is_cuda and not rows.is_decode and rows.drafts is None
     num_decodes = int((num_scheduled != 1).argmax())  # the leading rows
     if is_cuda and num_decodes:
-        attention = replace(attention, parts=_split(attention, num_decodes))
+        attention, *others = (
+            replace(each, parts=_split(each, num_decodes)) for each in (attention, *others)
+        )
+    if saves.within:
+        cuts = tuple(StateCut(due.row, due.num_tokens, due.snapshot) for due in saves.within)
+        attention = replace(attention, state_cuts=cuts)
+    has_last = is_cuda and not rows.is_decode and rows.drafts is None
     return ModelInputs(
         token_ids=state.token_rows.view(-1).index_select(0, token_index).long(),
         positions=positions_,
-        attention=attention,
+        attention=replace(attention, others=tuple(others)) if others else attention,
         logit_rows=None if rows.is_decode else last,
         last=last_tokens(last, who, attention) if has_last else None,
     )
+
+
+def _lookups(
+    state: BatchState, part: TablePart, slots: IntColumn, positions: IntColumn
+) -> tuple[IntColumn, IntColumn]:
+    """The place of each token's [T] block of a group in the flat tables, and its place in that."""
+    size = part.group.block_size
+    blocks = positions // size
+    if part.begin:
+        blocks += part.begin
+    return slots * state.block_tables.shape[1] + blocks, positions % size
+
+
+def _kv_slots(state: BatchState, part: TablePart, block_index: Tensor, in_block: Tensor) -> Tensor:
+    """The KV slots [T] of tokens in a group."""
+    blocks = state.block_tables.view(-1).index_select(0, block_index)
+    return torch.add(in_block, blocks, alpha=part.group.block_size)
+
+
+def _tables(state: BatchState, part: TablePart, max_context_len: int) -> Tensor:
+    """A group's block tables [max_num_seqs, W] of all slots, for contexts of so many tokens."""
+    width = part.group.num_blocks(max_context_len)
+    if state.device.type == "cuda":
+        # Triton compiles for the row's stride: one for all steps.
+        width = part.width
+    return state.block_tables[:, part.begin : part.begin + width]
 
 
 def _slots_and_positions(rows: Rows, cu_seqlens: IntColumn) -> tuple[IntColumn, IntColumn]:
@@ -134,15 +165,18 @@ def build_idle(limits: Limits, lengths: list[int], device: torch.device) -> Mode
     cu_seqlens = np.zeros(len(lengths) + 1, dtype=np.int32)
     np.cumsum(ends, out=cu_seqlens[1:])
     positions = np.concatenate([np.arange(length) for length in lengths])
-    width = limits.max_blocks_per_seq
-    attention = AttentionBatch(
-        slot_mapping=torch.full((len(positions),), -1, dtype=torch.int64, device=device),
-        block_tables=torch.zeros((len(lengths), width), dtype=torch.int32, device=device),
-        context_lens=torch.from_numpy(ends).to(device),
-        cu_seqlens_q=torch.from_numpy(cu_seqlens).to(device),
-        max_seqlen_q=max(lengths),
-        max_context_len=max(lengths),
+    first, *others = (
+        AttentionBatch(
+            slot_mapping=torch.full((len(positions),), -1, dtype=torch.int64, device=device),
+            block_tables=torch.zeros((len(lengths), part.width), dtype=torch.int32, device=device),
+            context_lens=torch.from_numpy(ends).to(device),
+            cu_seqlens_q=torch.from_numpy(cu_seqlens).to(device),
+            max_seqlen_q=max(lengths),
+            max_context_len=max(lengths),
+        )
+        for part in limits.tables.parts
     )
+    attention = replace(first, others=tuple(others)) if others else first
     return ModelInputs(
         token_ids=torch.zeros(len(positions), dtype=torch.int64, device=device),
         positions=torch.from_numpy(positions).to(device),

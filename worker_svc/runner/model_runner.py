@@ -42,6 +42,7 @@ from worker_svc.runner.block_mover import BlockMover
 from worker_svc.runner.draft_model import DraftModel
 from worker_svc.runner.inputs import ModelInputs
 from worker_svc.runner.rows import RowDrafts, Rows
+from worker_svc.runner.state_saves import DueSaves
 from worker_svc.sampling.grammars import Grammars
 from worker_svc.sampling.prompt_outputs import DevicePromptOutput, Part, compute_prompt_outputs
 
@@ -140,7 +141,9 @@ class ModelRunner(ABC):
         staged = self.state.stage(step)
         self._check_drafts(staged.rows.drafts)
         try:
+            self._restore_states(step)
             launched = self._launch(staged, queue_us, started)
+            self._save_states(staged.state_saves)
         except Exception as error:  # whatever the device raises, the process and the state live on
             log.exception("step %d failed", step.step_id)
             self._undo()
@@ -162,11 +165,22 @@ class ModelRunner(ABC):
         if self._model.states is None:
             return
         for index, sequence in enumerate(step.new_sequences):
-            if sequence.num_computed_tokens:
+            if sequence.num_computed_tokens and not sequence.state_snapshot:
                 raise BadStep(
-                    f"new_sequences[{index}].num_computed_tokens",
-                    f"{sequence.num_computed_tokens}: this model's states begin at the first token",
+                    f"new_sequences[{index}].state_snapshot",
+                    f"is missing, and {sequence.num_computed_tokens} tokens are computed already",
                 )
+
+    def _restore_states(self, step: StepInput) -> None:
+        """Has sequences that begin after a snapshot read it in place of their slot's states."""
+        given = {s.slot: s.state_snapshot for s in step.new_sequences if s.state_snapshot}
+        if given and (states := self._model.states) is not None:
+            states.restore(given)
+
+    def _save_states(self, saves: DueSaves) -> None:
+        """Copies the states of rows whose last token is where a snapshot is due."""
+        if saves.at_ends and (states := self._model.states) is not None:
+            states.save({due.slot: due.snapshot for due in saves.at_ends})
 
     def _check_drafts(self, drafts: RowDrafts | None) -> None:
         """Raises BadStep for drafts that this worker cannot verify or make."""

@@ -271,10 +271,19 @@ def to_description(description: Description) -> worker_pb2.WorkerDescription:
         prepares_grammars=True,
         verifies_drafts=description.verifies_drafts,
         has_states=description.has_states,
+        num_state_snapshots=description.num_state_snapshots,
         draft_model=None
         if description.draft_model is None
         else to_model_info(description.draft_model),
         protocol_minor=STEP_MINOR,
+        kv_groups=[
+            worker_pb2.KvGroup(
+                block_size=group.block_size,
+                window=group.window or 0,
+                kind=worker_pb2.KV_GROUP_KIND_KEYS_AND_VALUES,
+            )
+            for group in description.kv_groups
+        ],
         rehearsed_steps=[
             timing_pb2.RehearsedStep(num_tokens=num_tokens, seconds=seconds)
             for num_tokens, seconds in description.rehearsed_s.items()

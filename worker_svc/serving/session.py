@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass
 from functools import partial
 
-from wire.versions import STEP_MAJOR
+from wire.versions import STEP_MAJOR, kv_groups_problem
 from worker_svc.parallel.leader import Ranks
 from worker_svc.process.compute_thread import ComputeThread
 from worker_svc.process.failpoints import Failpoints
@@ -92,7 +92,9 @@ class Session:
             raise UnknownProtocol(
                 f"protocol_version {hello.protocol_version}, this worker speaks {STEP_MAJOR}"
             )
-        self._lifecycle.ready_runner()
+        windows = [group.window or 0 for group in self._lifecycle.ready_runner().limits.kv_groups]
+        if problem := kv_groups_problem(hello.protocol_minor, windows):
+            raise UnknownProtocol(problem)
         with self._lock:
             if self._is_draining:
                 raise Stopping("the worker is shutting down")

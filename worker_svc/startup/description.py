@@ -12,6 +12,7 @@ from pagewire.gguf.files import model_name, read_file
 from worker_svc.attention.backend import AttentionTiming
 from worker_svc.models.gemm_choices import GemmChoice
 from worker_svc.models.step_model import ModelShape
+from worker_svc.protocol.kv_groups import LayerGroup
 
 TOKENIZER = "tokenizer.json"
 
@@ -57,6 +58,8 @@ class Description:
     rehearsed_s: Mapping[int, float] = field(default_factory=dict)  # by number of tokens
     rank_addresses: tuple[str, ...] = ()  # by rank; empty without tensor parallelism
     has_states: bool = False  # a slot has states besides its blocks
+    num_state_snapshots: int = 0
+    kv_groups: tuple[LayerGroup, ...] = ()  # group 0 first; empty: it alone, without a window
 
 
 def facts_of(

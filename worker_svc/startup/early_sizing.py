@@ -25,7 +25,7 @@ def require_room(
     `models` are the one that is served, and one that drafts for it.
     """
     num_blocks = config.num_kv_blocks or _most_blocks(config, models, kv_dtype, device, limits)
-    kv_sizing.require_one_sequence(num_blocks, limits.max_model_len, config.block_size)
+    kv_sizing.require_one_sequence(num_blocks, limits)
 
 
 def bytes_of_a_block(
@@ -37,8 +37,8 @@ def bytes_of_a_block(
         block_bytes(
             num_layers=shard.num_layers,
             block_size=config.block_size,
-            num_kv_heads=shard.uniform.mixer.num_kv_heads,
-            head_dim=shard.uniform.mixer.head_dim,
+            num_kv_heads=shard.attention.num_kv_heads,
+            head_dim=shard.attention.head_dim,
             dtype=kv_dtype,
         )
         for shard in shards

@@ -44,7 +44,7 @@ def read(
     if has_scales:
         sides = [_side(side, whole, found, folder) for side in "kv"]
     else:
-        sides = [torch.ones((whole.num_layers, whole.uniform.mixer.num_kv_heads))] * 2
+        sides = [torch.ones((whole.num_layers, whole.attention.num_kv_heads))] * 2
     k, v = (side[:, sharding.kv_heads] for side in sides)  # [L, Hkv] each
     return fp8.scale_table(k.to(device), v.to(device))
 
@@ -52,7 +52,7 @@ def read(
 def _found(folder: Path, whole: ModelSpec) -> Iterator[tuple[tuple[str, int], Tensor]]:
     """The checkpoint's scales [Hkv] of all heads, by k or v and layer."""
     seen: dict[tuple[str, int], str] = {}
-    num_kv_heads = whole.uniform.mixer.num_kv_heads
+    num_kv_heads = whole.attention.num_kv_heads
     for name, tensor in read_matching(folder, KV_SCALE):
         match = KV_SCALE.fullmatch(name)
         assert match is not None

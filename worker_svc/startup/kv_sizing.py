@@ -10,6 +10,8 @@ from worker_svc.protocol.step import Limits
 GIB = 1 << 30
 CPU_SHARE = 0.25
 CPU_MOST_BYTES = 4 * GIB
+SNAPSHOT_SHARE = 0.1
+SNAPSHOTS_PER_SEQ = 2  # one while it runs, and one of a sequence that may go on
 
 
 class CacheTooSmall(ValueError):
@@ -38,21 +40,33 @@ def num_blocks_on_cpu(cache_bytes: int | None, block_bytes: int, limits: Limits)
     if cache_bytes is not None:
         return cache_bytes // block_bytes
     share = min(CPU_MOST_BYTES, int(CPU_SHARE * available_memory_bytes()))
-    usable = 1 + limits.max_num_seqs * limits.max_blocks_per_seq
+    usable = 1 + limits.max_num_seqs * limits.most_blocks_held
     return min(share // block_bytes, usable)
 
 
-def require_one_sequence(num_blocks: int, max_model_len: int, block_size: int) -> None:
+def num_state_snapshots(state_bytes: int, max_num_seqs: int, device: torch.device) -> int:
+    """Number of snapshots of states by default; 0 for sequences without states."""
+    if not state_bytes:
+        return 0
+    if device.type == "cpu":
+        share = min(CPU_MOST_BYTES // 4, int(SNAPSHOT_SHARE * available_memory_bytes()))
+    else:
+        share = int(SNAPSHOT_SHARE * torch.cuda.mem_get_info(device)[1])
+    return min(SNAPSHOTS_PER_SEQ * max_num_seqs, share // state_bytes)
+
+
+def require_one_sequence(num_blocks: int, limits: Limits) -> None:
     """Raises CacheTooSmall unless a sequence of max_model_len fits next to the null block.
 
     With fewer blocks the scheduler could preempt a long sequence forever.
     """
-    needed = -(-max_model_len // block_size)
+    needed = limits.most_blocks_held
     if num_blocks - 1 < needed:
+        sizes = " and ".join(str(group.block_size) for group in limits.groups)
         raise CacheTooSmall(
-            f"num_blocks {num_blocks} leaves {max(0, num_blocks - 1)} KV blocks of {block_size} "
-            f"tokens next to the null block, but max_model_len {max_model_len} needs {needed}: "
-            "give the cache more memory or lower max_model_len"
+            f"num_blocks {num_blocks} leaves {max(0, num_blocks - 1)} KV blocks of {sizes} "
+            f"tokens next to the null block, but max_model_len {limits.max_model_len} needs "
+            f"{needed}: give the cache more memory or lower max_model_len"
         )
 
 

@@ -2,6 +2,7 @@
 
 import gc
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -17,6 +18,7 @@ from wire.grammar import Vocabulary, read_vocabulary
 from wire.grammar_check.checks import GrammarChecks, VocabularySource
 from worker_svc.attention.backend import LayerChoices
 from worker_svc.attention.flash_attn import Setup
+from worker_svc.attention.kv_plan import KvPlan
 from worker_svc.config import GPU_MEMORY_UTILIZATION, WorkerConfig, require_device
 from worker_svc.device.device import (
     kv_dtype_name,
@@ -39,6 +41,7 @@ from worker_svc.startup import (
     early_sizing,
     implementation,
     key_offsets,
+    kv_groups,
     kv_scales,
     kv_sizing,
     precompile,
@@ -73,6 +76,7 @@ class LoadedModel:
     compiling: tuple[Precompile, ...]  # see `finish_compiling`
     candidates: Candidates  # attention backends to choose from
     draft: LoadedDraft | None = None  # the model that drafts for it
+    kv_plan: KvPlan | None = None  # None: all layers keep all tokens, under one block table
 
     @property
     def decoders(self) -> list[StepModel]:
@@ -121,12 +125,12 @@ def _load_natively(
         dtype_name,
         device,
         shape.checkpoint_dtype,
-        (lambda: quickest(WeightShapes.of(shape))) if group.size == 1 else None,
+        _measured_dtype(shape, group),
     )
     max_model_len = config.max_model_len or shape.max_model_len
     shape.check_length(max_model_len)
     kv_dtype = _kv_dtype_of(config, shape, dtype, device)
-    candidates = _candidates(config, device, dtype, kv_dtype, shape.uniform.mixer.head_dim)
+    candidates = _candidates(config, device, dtype, kv_dtype, shape.attention.head_dim)
     _require_room(config, shape, kv_dtype, device, max_model_len)
     log.info("loading %s as %s on %s", folder, _name(dtype), device)
     helpers = (
@@ -154,6 +158,13 @@ def _load_natively(
     return LoadedModel(decoder, facts, dtype, device, folder, running, candidates, draft)
 
 
+def _measured_dtype(shape: ModelSpec, group: Group) -> Callable[[], torch.dtype] | None:
+    """What finds the quickest type on this CPU; None: ranks, and experts, have no measure."""
+    if group.size > 1 or shape.has_experts:
+        return None
+    return lambda: quickest(WeightShapes.of(shape))
+
+
 def _load_of_transformers(
     config: WorkerConfig,
     folder: Path,
@@ -172,7 +183,8 @@ def _load_of_transformers(
     log.info("loading %s as %s on %s by transformers", folder, _name(dtype), device)
     model = implementation.load(config, folder, shape, dtype, kv_dtype, device, max_model_len)
     facts = facts_of(shape, folder, served_model_name, dtype, max_model_len)
-    return LoadedModel(model, facts, dtype, device, folder, (), Candidates())
+    kv_plan = kv_groups.plan_for(config, model, max_model_len)
+    return LoadedModel(model, facts, dtype, device, folder, (), Candidates(), kv_plan=kv_plan)
 
 
 def _kv_dtype_of(
@@ -259,12 +271,13 @@ def build_runner(config: WorkerConfig, model: LoadedModel, num_blocks: int) -> M
         _choose_gemm_algorithms(config, model, decoder)
         _choose_cluster_layers(config, model, decoder)
     num_blocks = num_blocks or group.smallest(lambda: _num_blocks_that_fit(config, model))
-    kv_sizing.require_one_sequence(num_blocks, model.facts.max_model_len, config.block_size)
+    limits = _limits(config, model, num_blocks)
+    kv_sizing.require_one_sequence(num_blocks, limits)
     log.info(
         "KV cache in %s: %d blocks of %d tokens, %.2f GiB",
         kv_dtype_name(model.decoder.kv_dtype),
         num_blocks,
-        config.block_size,
+        limits.block_size,
         num_blocks * _block_bytes(config, model) / kv_sizing.GIB,
     )
     kv_sizing.require_host_memory(config.host_blocks, group.size * _block_bytes(config, model))
@@ -283,7 +296,7 @@ def describe(model: LoadedModel, runner: ModelRunner, incarnation: int) -> Descr
         max_num_batched_tokens=limits.max_num_batched_tokens,
         device=model.device.type,
         kv_dtype=kv_dtype_name(model.decoder.kv_dtype),
-        kv_layout=model.decoder.kv_layout(limits.num_blocks, limits.block_size),
+        kv_layout=_kv_layout(model, limits),
         attention_backend=model.decoder.attention_backend,
         attention_timings=() if fused is None else fused.attention.timings,
         gemm_choices={} if fused is None else fused.gemm_choices,
@@ -294,8 +307,16 @@ def describe(model: LoadedModel, runner: ModelRunner, incarnation: int) -> Descr
         num_host_blocks=limits.num_host_blocks,
         verifies_drafts=runner.verifies_drafts,
         has_states=model.decoder.states is not None,
+        num_state_snapshots=limits.num_state_snapshots,
+        kv_groups=limits.kv_groups,
         draft_model=None if model.draft is None else model.draft.facts,
     )
+
+
+def _kv_layout(model: LoadedModel, limits: Limits) -> str:
+    if model.kv_plan is not None:
+        return model.kv_plan.in_words(limits.num_blocks)
+    return model.decoder.kv_layout(limits.num_blocks, limits.block_size)
 
 
 def _candidates(
@@ -374,9 +395,9 @@ def _num_blocks_that_fit(config: WorkerConfig, model: LoadedModel) -> int:
 def _runner(
     config: WorkerConfig, model: LoadedModel, num_blocks: int, num_host_blocks: int = 0
 ) -> ModelRunner:
-    kv_cache = model.decoder.new_cache(num_blocks, config.block_size)
+    kv_cache = kv_groups.cache_for(model.decoder, model.kv_plan, num_blocks, config.block_size)
     limits = _limits(config, model, num_blocks, num_host_blocks)
-    model.decoder.make_states(limits.max_num_seqs)
+    model.decoder.make_states(limits.max_num_seqs, limits.num_state_snapshots)
     grammars = _grammars(model)
     made: type[ModelRunner] = EagerRunner
     if model.decoder.stack is not None:
@@ -407,12 +428,24 @@ def _grammars(model: LoadedModel) -> Grammars:
 def _limits(
     config: WorkerConfig, model: LoadedModel, num_blocks: int, num_host_blocks: int = 0
 ) -> Limits:
-    facts = model.facts
-    return replace(
-        shape_limits(config, model.device.type, facts.max_model_len, facts.vocab_size),
+    facts, plan = model.facts, model.kv_plan
+    limits = shape_limits(config, model.device.type, facts.max_model_len, facts.vocab_size)
+    limits = replace(
+        limits,
         num_blocks=num_blocks,
         num_host_blocks=num_host_blocks,
+        num_state_snapshots=_num_state_snapshots(config, model, limits.max_num_seqs),
     )
+    if plan is None:
+        return limits
+    return replace(limits, block_size=plan.groups[0].block_size, kv_groups=plan.groups)
+
+
+def _num_state_snapshots(config: WorkerConfig, model: LoadedModel, max_num_seqs: int) -> int:
+    state_bytes = model.decoder.state_bytes
+    if state_bytes and config.state_snapshots is not None:
+        return config.state_snapshots
+    return kv_sizing.num_state_snapshots(state_bytes, max_num_seqs, model.device)
 
 
 def shape_limits(config: WorkerConfig, kind: str, max_model_len: int, vocab_size: int) -> Limits:
@@ -434,6 +467,8 @@ def shape_limits(config: WorkerConfig, kind: str, max_model_len: int, vocab_size
 
 def _block_bytes(config: WorkerConfig, model: LoadedModel) -> int:
     """Of the model, and of the one that drafts for it: their blocks have the same ids."""
+    if model.kv_plan is not None:
+        return model.kv_plan.page_bytes
     return sum(decoder.block_bytes(config.block_size) for decoder in model.decoders)
 
 

@@ -20,6 +20,8 @@ from worker_svc.attention.backend import AttentionChoice
 from worker_svc.attention.batch import AttentionBatch, HeadLayout, fuses
 from worker_svc.attention.call import AttentionCall
 from worker_svc.attention.layer_cache import KvShape, LayerCache
+from worker_svc.attention.layer_kv import LayerKv
+from worker_svc.attention.page_cache import PageCache
 from worker_svc.models.spec import UnsupportedModel
 
 NAME = "pagewire"  # of the function, as a value of `attn_implementation`
@@ -40,6 +42,9 @@ _INERT = {
     "position_ids",
     "use_cache",
 }
+
+
+_LEAST_WINDOW = 2  # of a KV group
 
 
 class UnservedAttention(ValueError):
@@ -189,11 +194,27 @@ class KvLayout:
         # The index in `shapes` of what each layer reads.
         self.places = {layer: places[sources.get(layer, layer)] for layer in kinds}
 
+    def windows(self, max_model_len: int) -> list[int | None]:
+        """Tokens that each layer of `shapes` is read back for; None: all of the longest context."""
+        farthest = [0] * len(self.shapes)
+        for layer, kind in self.kinds.items():
+            # A chunk reaches no farther back than a window of its size.
+            reach = kind.attention.window or kind.attention.chunk or max_model_len
+            place = self.places[layer]
+            farthest[place] = max(farthest[place], reach, _LEAST_WINDOW)
+        return [None if reach >= max_model_len else reach for reach in farthest]
+
+
+def _group_of(kv: LayerKv) -> int:
+    return 0 if kv.place is None else kv.place.group
+
 
 class TorchAttention:
     """Stores and attends by operations of torch, for one pass over some of a step's sequences."""
 
-    def __init__(self, layout: KvLayout, kv_cache: LayerCache, batch: AttentionBatch) -> None:
+    def __init__(
+        self, layout: KvLayout, kv_cache: LayerCache | PageCache, batch: AttentionBatch
+    ) -> None:
         self._layout = layout
         self._kv_cache = kv_cache
         self._batch = batch
@@ -207,8 +228,9 @@ class TorchAttention:
         kv = self._kv_cache.of_layer(self._layout.places[call.layer])
         is_stored = call.layer in self._layout.sources
         k, v = (None, None) if is_stored else (call.k, call.v)
+        batch = self._batch.of_group(_group_of(kv))
         return self._attention.attend(
-            AttentionCall(call.q, kv, self._batch, kind.attention, k, v, call.sinks)
+            AttentionCall(call.q, kv, batch, kind.attention, k, v, call.sinks)
         )
 
 
@@ -226,7 +248,7 @@ class KernelAttention:
         heads = HeadLayout(kind.num_heads, kind.kv.num_kv_heads, kind.kv.k_dim)
         triton = TritonAttention(heads, like)
         self._backends = AttentionChoice(triton, triton, triton)
-        self._kv_cache: LayerCache | None = None
+        self._kv_cache: LayerCache | PageCache | None = None
         self._batch: AttentionBatch | None = None
 
     @staticmethod
@@ -239,7 +261,7 @@ class KernelAttention:
             for kind in kinds
         )
 
-    def of_step(self, kv_cache: LayerCache, batch: AttentionBatch) -> Self:
+    def of_step(self, kv_cache: LayerCache | PageCache, batch: AttentionBatch) -> Self:
         """The same for a pass over this batch."""
         self._kv_cache, self._batch = kv_cache, batch
         return self
@@ -249,6 +271,7 @@ class KernelAttention:
         kv_cache, batch = self._kv_cache, self._batch
         assert kv_cache is not None and batch is not None  # of a step
         kv = kv_cache.of_layer(self._layout.places[call.layer])
+        batch = batch.of_group(_group_of(kv))
         if call.layer not in self._layout.sources:
             self._write(call.k.contiguous(), call.v.contiguous(), kv.k, kv.v, batch.slot_mapping)
         kind = self._layout.kinds[call.layer].attention

@@ -17,7 +17,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from worker_svc.attention.batch import AttentionBatch, LastTokens
+from worker_svc.attention.kv_plan import KvPlan, plan_of
 from worker_svc.attention.layer_cache import LayerCache
+from worker_svc.attention.page_cache import PageCache
 from worker_svc.device.capture_stream import captured, capturing
 from worker_svc.models.layer_stack import TileHeads
 from worker_svc.models.spec import UnsupportedModel
@@ -35,7 +37,7 @@ from worker_svc.transformers_models.attention import (
     refused_if_it_fails,
 )
 from worker_svc.transformers_models.config import TransformersConfig
-from worker_svc.transformers_models.states import PassStates, SlotStates, StateProbe
+from worker_svc.transformers_models.states import PassStates, SlotStates, StateProbe, row_bytes
 
 log = logging.getLogger(__name__)
 
@@ -145,7 +147,7 @@ class TransformersModel:
             config._attn_implementation = NAME
         block_size = _CHECKED_BLOCK[self.device.type]
         cache = self.new_cache(2 + _NUM_CHECKED // block_size, block_size)
-        self.make_states(1)
+        self.make_states(1, 0)
         parts = []
         # Most of them after a first step, as chunks and alone.
         for begin, end in pairwise((0, 2, 5, *range(6, _NUM_CHECKED + 1))):
@@ -205,17 +207,32 @@ class TransformersModel:
         """An empty KV cache for this model."""
         return LayerCache(self._layout.shapes, num_blocks, block_size, self.kv_dtype, self.device)
 
-    def make_states(self, max_num_seqs: int) -> None:
-        """Allocates the states of all slots."""
+    def kv_plan(self, block_size: int, max_model_len: int) -> KvPlan | None:
+        """The KV groups of layers with different windows; None: all layers have one table."""
+        windows = self._layout.windows(max_model_len)
+        if not any(windows):
+            return None
+        plan = plan_of(self._layout.shapes, windows, block_size, self.kv_dtype)
+        if plan is None:
+            log.warning("layers with windows keep all tokens: no size of pages suits all layers")
+        return plan
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of the states of one sequence."""
+        return row_bytes(self.state_shapes)
+
+    def make_states(self, max_num_seqs: int, num_snapshots: int) -> None:
+        """Allocates the states of all slots, and snapshots of them."""
         if self.has_states:
-            self.states = SlotStates(self.state_shapes, max_num_seqs, self.device)
+            self.states = SlotStates(self.state_shapes, max_num_seqs, self.device, num_snapshots)
 
     @torch.inference_mode()
     def forward(
         self,
         token_ids: Tensor,
         positions: Tensor,
-        kv_cache: LayerCache,
+        kv_cache: LayerCache | PageCache,
         batch: AttentionBatch,
         last: LastTokens | None = None,
     ) -> Tensor:
@@ -227,7 +244,7 @@ class TransformersModel:
             hidden = self._in_passes(token_ids, positions, kv_cache, batch, self.states)
         return hidden if last is None else hidden.index_select(0, last.rows)
 
-    def _attender(self, kv_cache: LayerCache, batch: AttentionBatch) -> Attender:
+    def _attender(self, kv_cache: LayerCache | PageCache, batch: AttentionBatch) -> Attender:
         if self._kernels is not None:
             return self._kernels.of_step(kv_cache, batch)
         return TorchAttention(self._layout, kv_cache, batch)
@@ -236,14 +253,15 @@ class TransformersModel:
         self,
         token_ids: Tensor,
         positions: Tensor,
-        kv_cache: LayerCache,
+        kv_cache: LayerCache | PageCache,
         batch: AttentionBatch,
         states: SlotStates,
     ) -> Tensor:
         """Hidden states [T, hidden] of a model whose sequences have states."""
-        out: Tensor | None = None
+        out, carried = None, None
         for part in _passes(batch):
-            hidden = self._pass(token_ids, positions, kv_cache, part, states)
+            hidden, passed = self._pass(token_ids, positions, kv_cache, part, states, carried)
+            carried = passed if part.is_cut else None
             if out is None:
                 out = hidden.new_empty((len(token_ids), hidden.shape[-1]))
             out[part.tokens] = hidden
@@ -254,22 +272,29 @@ class TransformersModel:
         self,
         token_ids: Tensor,
         positions: Tensor,
-        kv_cache: LayerCache,
+        kv_cache: LayerCache | PageCache,
         part: "_Pass",
         slot_states: SlotStates,
-    ) -> Tensor:
-        """Hidden states [N, hidden] of the tokens of some sequences, whose states move on."""
+        carried: PassStates | None,
+    ) -> tuple[Tensor, PassStates]:
+        """Hidden states [N, hidden] of the tokens of some sequences, and their states after it.
+
+        `carried` are the states after the pass before, if that was cut off in this sequence.
+        """
         ids, where = (x[part.tokens].view(part.num_sequences, -1) for x in (token_ids, positions))
         slots = part.batch.slots
         if slots is None:  # a rehearsal: no sequence's states
             slots = torch.zeros(part.num_sequences, dtype=torch.int64, device=self.device)
-        states = slot_states.read(slots, where[:, 0] == 0)
-        passed = PassStates(states)
+        passed = carried
+        if passed is None:
+            passed = PassStates(slot_states.read(slots, where[:, 0] == 0))
         with attending(self._attender(kv_cache, part.batch)):
             hidden = self._run(ids, where, passed).flatten(0, 1)
-        if part.batch.slots is not None:
+        if part.snapshot is not None:
+            slot_states.keep(part.snapshot, passed.states)
+        elif part.batch.slots is not None:
             slot_states.write(slots, passed.states)
-        return hidden
+        return hidden, passed
 
     def _run(self, token_ids: Tensor, positions: Tensor, states: StateProbe | None) -> Tensor:
         """Token ids and positions [B, N] -> hidden states [B, N, hidden]."""
@@ -344,7 +369,7 @@ class TransformersStack:
         self,
         token_ids: Tensor,
         positions: Tensor,
-        kv_cache: LayerCache,
+        kv_cache: LayerCache | PageCache,
         batch: AttentionBatch,
         last: LastTokens | None = None,
     ) -> Tensor:
@@ -352,14 +377,21 @@ class TransformersStack:
         return self._model.forward(token_ids, positions, kv_cache, batch, last)
 
     def begin(
-        self, token_ids: Tensor, positions: Tensor, kv_cache: LayerCache, batch: AttentionBatch
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        kv_cache: LayerCache | PageCache,
+        batch: AttentionBatch,
     ) -> tuple[Tensor, Tensor]:
         """See `LayerStack`: all of it."""
         hidden = self._model.forward(token_ids, positions, kv_cache, batch)
         return hidden, hidden.new_empty((len(hidden), 1))
 
     def finish(
-        self, carried: tuple[Tensor, Tensor], kv_cache: LayerCache, batch: AttentionBatch
+        self,
+        carried: tuple[Tensor, Tensor],
+        kv_cache: LayerCache | PageCache,
+        batch: AttentionBatch,
     ) -> Tensor:
         """See `LayerStack`: nothing is left to do."""
         return carried[0]
@@ -396,10 +428,19 @@ class _Pass:
     tokens: Tensor  # [N] int64, of the step's T
     num_sequences: int
     batch: AttentionBatch
+    snapshot: int | None = None  # made after it, of a sequence with more tokens in the next pass
+
+    @property
+    def is_cut(self) -> bool:
+        """True if its sequence goes on in the next pass."""
+        return self.snapshot is not None
 
 
 def _passes(batch: AttentionBatch) -> Iterator[_Pass]:
-    """A step in parts: all sequences with one token together, each longer one alone."""
+    """A step in parts: all sequences with one token together, each longer one alone.
+
+    A longer one is cut where a snapshot of its states is due.
+    """
     if batch.is_decode:
         tokens = torch.arange(len(batch.context_lens), device=batch.context_lens.device)
         yield _Pass(tokens, len(tokens), batch)
@@ -408,28 +449,40 @@ def _passes(batch: AttentionBatch) -> Iterator[_Pass]:
     lengths = [end - start for start, end in pairwise(starts)]
     single = [i for i, length in enumerate(lengths) if length == 1]
     if single:
-        yield _part(batch, single, [starts[i] for i in single], 1)
+        yield _part(batch, single, [starts[i] for i in single], 0)
     for i, length in enumerate(lengths):
+        begin = 0
+        for cut in (cut for cut in batch.state_cuts if cut.sequence == i):
+            tokens_before = range(starts[i] + begin, starts[i] + cut.num_tokens)
+            part = _part(batch, [i], [*tokens_before], length - cut.num_tokens)
+            yield replace(part, snapshot=cut.snapshot)
+            begin = cut.num_tokens
         if length > 1:
-            yield _part(batch, [i], list(range(starts[i], starts[i] + length)), length)
+            yield _part(batch, [i], [*range(starts[i] + begin, starts[i] + length)], 0)
 
 
-def _part(batch: AttentionBatch, sequences: list[int], tokens: list[int], length: int) -> _Pass:
-    device = batch.slot_mapping.device
+def _part(batch: AttentionBatch, sequences: list[int], tokens: list[int], num_after: int) -> _Pass:
+    """Some tokens of each of some sequences, which have so many more after these."""
+    device, length = batch.slot_mapping.device, len(tokens) // len(sequences)
     rows = torch.tensor(sequences, device=device)
     index = torch.tensor(tokens, device=device)
     ends = torch.arange(len(sequences) + 1, dtype=torch.int32, device=device) * length
-    return _Pass(
-        index,
-        len(sequences),
-        replace(
-            batch,
-            slot_mapping=batch.slot_mapping[index],
-            block_tables=batch.block_tables[rows],
-            context_lens=batch.context_lens[rows],
+
+    def of_part(whole: AttentionBatch) -> AttentionBatch:
+        return replace(
+            whole,
+            slot_mapping=whole.slot_mapping[index],
+            block_tables=whole.block_tables[rows],
+            context_lens=whole.context_lens[rows] - num_after,
             cu_seqlens_q=ends,
             max_seqlen_q=length,
             parts=None,  # of the whole step
-            slots=None if batch.slots is None else batch.slots[rows],
-        ),
+            slots=None if whole.slots is None else whole.slots[rows],
+            state_cuts=(),
+        )
+
+    return _Pass(
+        index,
+        len(sequences),
+        replace(of_part(batch), others=tuple(map(of_part, batch.others))),
     )

@@ -17,7 +17,7 @@ from kernels.attention_kind import AttentionKind
 from worker_svc.attention.backend import AttentionTiming, Backend
 from worker_svc.attention.batch import AttentionBatch, HeadLayout
 from worker_svc.attention.call import AttentionCall
-from worker_svc.attention.kv_cache import LayerKv
+from worker_svc.attention.layer_kv import LayerKv
 from worker_svc.device.capture_stream import capture_stream, captured
 from worker_svc.protocol.step import Limits
 from worker_svc.tuning.attention import Unfit

@@ -61,6 +61,8 @@ def _why_not(
         return f"they are for a KV cache of the model's type, this is {kv_dtype}"
     if fused.has_biases or fused.is_sharded:
         return "they are for one device and linear layers without biases"
+    if fused.has_experts:
+        return "they are for layers with one MLP, this model has experts"
     if len(fused.kinds) > 1 or not fused.kinds[0].is_plain:
         return f"they are for full attention, this is {' and '.join(map(str, fused.kinds))}"
     if not fused.is_usual:
@@ -85,7 +87,7 @@ def _shape(spec: ModelSpec) -> LayerShape:
 @torch.inference_mode()
 def _try(fused: FusedDecoder, spec: ModelSpec, device: torch.device, limits: Limits) -> str:
     """Why they are not taken; empty if they are."""
-    heads = spec.uniform.mixer.heads
+    heads = spec.attention.heads
     try:
         eps, scale, kept = spec.rms_norm_eps, fused.kinds[0].scale, kernel_cache() / "cluster"
         kernels = DecodeLayer(_shape(spec), LayerTiling(), eps, scale, kept)

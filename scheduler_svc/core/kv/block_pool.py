@@ -111,6 +111,16 @@ class BlockPool:
             if ref_count[block_id] == 0:
                 self._append(block_id)
 
+    def discard(self, block_id: int) -> None:
+        """Forgets a free block's content, and hands this block out first."""
+        assert not self._ref_count[block_id], f"block {block_id} is held"
+        self._evict(block_id)
+        before, after = self._prev[block_id], self._next[block_id]
+        self._next[before], self._prev[after] = after, before
+        first = self._next[NULL_BLOCK]
+        self._next[NULL_BLOCK], self._prev[block_id] = block_id, NULL_BLOCK
+        self._next[block_id], self._prev[first] = first, block_id
+
     def num_free_among(self, block_ids: Iterable[int]) -> int:
         """Number of these blocks that are free and that sharing would take."""
         return sum(self._ref_count[block_id] == 0 for block_id in block_ids)

@@ -25,6 +25,7 @@ class Preemption(Enum):
 
 _NOT_NEGATIVE = (
     "num_host_blocks",
+    "num_state_snapshots",
     "long_prefill_token_threshold",
     "queue_window",
     "max_overtakes",
@@ -54,8 +55,12 @@ class SchedulerConfig:
         0  # most prompt tokens of one sequence per step; 0: no limit
     )
     enable_prefix_caching: bool = True
-    # Sequences have states in slots that no block holds: each is computed from its first token.
+    # Sequences have states in slots that no block holds: one begins at its first token, or after
+    # tokens whose states are in a snapshot.
     has_states: bool = False
+    num_state_snapshots: int = 0  # that the worker has room for
+    # Tokens between two snapshots of a sequence that decodes; fewer are not worth one.
+    state_interval: int = 64
     preemption: Preemption = Preemption.RECOMPUTE
     num_host_blocks: int = 0  # blocks in host memory for swapped sequences
     # Of the hashes of cached blocks: the KV cache's type, where that is not the model's own.
@@ -76,7 +81,13 @@ class SchedulerConfig:
     max_waiting_tokens_per_tenant: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("block_size", "max_num_seqs", "max_num_batched_tokens", "vocab_size"):
+        for name in (
+            "block_size",
+            "max_num_seqs",
+            "max_num_batched_tokens",
+            "vocab_size",
+            "state_interval",
+        ):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}, must be at least 1")
         if self.num_blocks < 2:
@@ -100,6 +111,8 @@ class SchedulerConfig:
                 f"kv_groups: block_size of group 0 is {self.groups[0].block_size}, not "
                 f"{self.block_size}"
             )
+        if self.num_state_snapshots and not self.has_states:
+            raise ValueError("num_state_snapshots is given, and sequences have no states")
         if not 0 < self.priority_ageing_s < math.inf:
             raise ValueError(f"priority_ageing_s is {self.priority_ageing_s}, must be positive")
         for tenant, weight in self.tenant_weights:

@@ -7,6 +7,8 @@ one.
 
 from enum import Enum
 
+import numpy as np
+
 from scheduler_svc.core.kv.sealing import seal_slot
 from scheduler_svc.core.request.config import Policy, SchedulerConfig
 from scheduler_svc.core.request.fault import blaming
@@ -201,7 +203,7 @@ class Admission:
             # The step reads the blocks of the other sequence, which must not be freed before it
             # ends.
             draft.read_slots.append(start.sibling.slot)
-        self._draft_entry(draft, sequence, start.num_computed, chunk, tables)
+        self._draft_entry(draft, sequence, start, chunk, tables)
         return _Outcome.ENTERED
 
     def _count_first(self, sequence: Sequence, start: Start) -> None:
@@ -231,13 +233,14 @@ class Admission:
         self,
         draft: Draft,
         sequence: Sequence,
-        num_cached: int,
+        start: Start,
         chunk: int,
         tables: list[list[int]],
     ) -> None:
         """Adds the first chunk of a sequence that has just received its slot to the draft."""
         table, slot = self._state.table, sequence.slot
         assert slot is not None
+        num_cached = start.num_computed
         table.num_computed[slot] = num_cached + chunk
         table.last_step[slot] = draft.step_id
         prompt_output_begin = sequence.num_prompt_outputs_planned
@@ -251,6 +254,9 @@ class Admission:
         if self._config.enable_prefix_caching:
             # Shareable from now on, even within this step: a layer stores its KV before reading it.
             seal_slot(table, self._state.pool.caches, slot)
+        if self._state.snapshots is not None:
+            index = np.array([slot], dtype=np.intp)
+            draft.state_saves += self._state.snapshots.cross(index, table.num_computed[index])
         draft.admitted.append(
             EnteringSequence(
                 slot=slot,
@@ -259,6 +265,7 @@ class Admission:
                 num_computed_tokens=num_cached,
                 block_ids=tables[0],
                 group_block_ids=tuple(tables[1:]),
+                state_snapshot=start.snapshot,
                 num_first_cached_tokens=sequence.num_cached or 0,
                 stop_ids=sequence.stop_ids,
                 prompt_output_begin=prompt_output_begin,

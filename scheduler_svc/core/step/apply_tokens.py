@@ -112,6 +112,8 @@ class TokenUpdates:
             # A granted step may still be taken back: only the tokens before this one are surely
             # computed.
             seal(table, self._state.pool.caches, index, position)
+        if self._state.snapshots is not None:
+            self._state.snapshots.seal(table)
         if self._state.share.is_shared:
             self._charge(index)
         facts = table.facts(index) if everyone is None else everyone.facts(table)

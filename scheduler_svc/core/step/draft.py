@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scheduler_svc.core.kv.slots import Index, Slots
+from scheduler_svc.core.kv.state_snapshots import StateSave
 from scheduler_svc.core.request.request import TokenIds
 from scheduler_svc.core.request.sequence import Sequence
 from scheduler_svc.core.step.plan import (
@@ -80,6 +81,7 @@ class Draft:
     prompt_ends: list[Sequence] = field(default_factory=list)
     read_slots: list[int] = field(default_factory=list)  # of shared or copied blocks
     drafts: dict[int, TokenIds | WorkerDraft] = field(default_factory=dict)  # to be verified
+    state_saves: list[StateSave] = field(default_factory=list)
     hold: AdmissionHold | None = None  # why waiting sequences were not admitted; None: none wait
 
     def appended_to(self, group: int) -> tuple[list[int], list[int]]:

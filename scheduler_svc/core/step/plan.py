@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from scheduler_svc.core.kv.block_moves import BlockMoves
 from scheduler_svc.core.kv.slots import Index, RunningSet, Slots
+from scheduler_svc.core.kv.state_snapshots import StateSave
 from scheduler_svc.core.request.request import FinishReason, Request, TokenIds
 from scheduler_svc.core.request.requirement import Requirement
 from scheduler_svc.core.request.sequence import Sequence
@@ -52,6 +53,7 @@ class EnteringSequence:
     # Ids of the preparations that it uses up, by what it requires.
     preparations: Mapping[Requirement, int] = field(default_factory=dict)
     group_block_ids: tuple[list[int], ...] = ()  # the block tables of groups after group 0
+    state_snapshot: int | None = None  # of its states after the computed tokens; None: zeros
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +144,7 @@ class StepPlan:
     num_prefill_tokens: int = 0  # tokens of prompts, and of output that is computed again
     appended_to_groups: tuple[AppendedBlocks, ...] = ()  # of the groups after group 0
     drafts: Drafts = field(default_factory=dict)  # that it verifies, part of num_scheduled
+    state_saves: tuple[StateSave, ...] = ()  # snapshots made as their slots get there
 
     @property
     def num_tokens(self) -> int:

@@ -137,6 +137,7 @@ class Planner:
             appended_slots=[],
             appended_block_ids=[],
             appended_to_groups=(),
+            state_saves=(),
             same_rows=True,
             num_computed=first.num_computed + later,
             preempted=[],
@@ -252,6 +253,7 @@ class Planner:
             prompt_ends=draft.prompt_ends,
             num_prefill_tokens=num_prefill_tokens,
             drafts=draft.drafts or NO_DRAFTS,
+            state_saves=tuple(draft.state_saves),
         )
         state.freed_slots, state.preempted = [], []
         self._next_step_id = step_id + draft.num_steps
@@ -278,6 +280,10 @@ class Planner:
         table.last_step[index] = step_id + draft.num_steps - 1
         if draft.read_slots:
             table.last_step[draft.read_slots] = step_id
+        if self._state.snapshots is not None:
+            after = draft.computed + (draft.num_steps if chunks is None else chunks)
+            draft.state_saves += self._state.snapshots.cross(index, after)
+            self._state.snapshots.planned()
         if chunks is None:
             table.num_computed[index] = draft.computed + draft.num_steps
             table.num_planned[index] = draft.planned + draft.num_steps

@@ -5,9 +5,12 @@ fork group, which computed the same prompt. This module changes nothing; admissi
 with the most tokens.
 """
 
+from dataclasses import replace
+
 from scheduler_svc.core.kv.common_hit import common_hit
 from scheduler_svc.core.kv.host_pool import Swapped
 from scheduler_svc.core.kv.prefix_cache import PrefixCache
+from scheduler_svc.core.kv.state_snapshots import StateSnapshots
 from scheduler_svc.core.request.config import SchedulerConfig
 from scheduler_svc.core.request.sequence import Sequence, Status
 from scheduler_svc.core.step.plan import EnteringSequence
@@ -29,9 +32,9 @@ class Reuse:
         Returns None while another sequence of the fork group computes the same prompt: blocks of
         sequences in `entered`, admitted to this very step, can be copied only in the next.
         """
-        if self._config.has_states:
-            return self._nothing()
         start = self.cached(sequence)
+        if self._config.has_states:
+            return start  # a copy of blocks is not all that a sequence is
         swapped = self._state.host.find(sequence)
         if swapped is not None:
             start = self._swapped(sequence, swapped, start)
@@ -48,10 +51,26 @@ class Reuse:
         if not config.enable_prefix_caching or sequence.is_private:
             return self._nothing()
         pool, most = self._state.pool, sequence.num_skippable
+        if config.has_states:
+            if self._state.snapshots is None:
+                return self._nothing()
+            return self._after_a_snapshot(sequence, most, self._state.snapshots)
         if len(groups) == 1 and groups[0].window is None:
             return self._cached_by_one(sequence, pool.cache, most)
         num_computed, hits = common_hit(groups, pool.caches, sequence, most)
         return Start.of(num_computed, [TableStart(hit.num_null, hit.shared) for hit in hits])
+
+    def _after_a_snapshot(self, sequence: Sequence, most: int, snapshots: StateSnapshots) -> Start:
+        """The start after the longest cached prefix whose states are in a snapshot."""
+        groups, caches = self._groups, self._state.pool.caches
+        end, hits = common_hit(groups, caches, sequence, most)
+        num_matched = end
+        num_computed, snapshot = snapshots.find(sequence, end)
+        while end > num_computed:  # blocks before a window may be gone there, too
+            end, hits = common_hit(groups, caches, sequence, num_computed)
+            num_computed, snapshot = snapshots.find(sequence, end)
+        start = Start.of(num_computed, [TableStart(hit.num_null, hit.shared) for hit in hits])
+        return replace(start, snapshot=snapshot, num_matched=num_matched)
 
     def _cached_by_one(self, sequence: Sequence, cache: PrefixCache, most: int) -> Start:
         size, origins = self._config.block_size, None

@@ -30,6 +30,8 @@ class Start:
     copied_from: int | None = None
     sibling: Sequence | None = None  # sequence that holds the shared or copied blocks
     more: tuple[TableStart, ...] = ()  # of the groups after group 0
+    snapshot: int | None = None  # of the states after the computed tokens; None: zeros
+    num_matched: int = 0  # tokens whose KV is cached, of a sequence with states
 
     @classmethod
     def of(

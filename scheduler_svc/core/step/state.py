@@ -16,6 +16,7 @@ from scheduler_svc.core.kv.block_table import BlockTable, TableRow
 from scheduler_svc.core.kv.host_pool import HostPool
 from scheduler_svc.core.kv.prefix_cache import NULL_BLOCK
 from scheduler_svc.core.kv.slots import RunningSet, SlotTable
+from scheduler_svc.core.kv.state_snapshots import StateSnapshots
 from scheduler_svc.core.queue.fair_share import FairShare
 from scheduler_svc.core.queue.fork_groups import ForkGroups
 from scheduler_svc.core.queue.policies import make_order
@@ -60,10 +61,14 @@ class SchedulerState:
         self.is_worker_away = False
         self.is_closed = False  # no sequence enters that has not run
         self._next_number = 0
-        self.clear(config.num_blocks, config.num_host_blocks)
+        self.clear(config.num_blocks, config.num_host_blocks, config.num_state_snapshots)
 
-    def clear(self, num_blocks: int, num_host_blocks: int) -> None:
+    def clear(self, num_blocks: int, num_host_blocks: int, num_state_snapshots: int) -> None:
         """Frees all slots and blocks, as on a worker that has just started."""
+        # None: no prefix can be skipped, or all that there are, since sequences have no states.
+        self.snapshots: StateSnapshots | None = None
+        if self.config.enable_prefix_caching and self.config.num_state_snapshots:
+            self.snapshots = StateSnapshots(self.config, num_state_snapshots)
         self.host = HostPool(num_host_blocks)
         self._moves = BlockMoves()  # since the last plan
         self._num_evictions_before += self.pool.num_evictions
@@ -124,6 +129,11 @@ class SchedulerState:
         return self._next_number - 1
 
     @property
+    def num_state_snapshots(self) -> int:
+        """Number of snapshots that the worker has room for, if sequences have states."""
+        return 0 if self.snapshots is None else self.snapshots.num_snapshots
+
+    @property
     def num_coming_blocks(self) -> int:
         """Number of blocks that are free, or will be once the steps in flight are done."""
         return self.pool.num_free + self.num_fenced_blocks
@@ -156,7 +166,12 @@ class SchedulerState:
             num_sealed = num_known if self.config.enable_prefix_caching else 0
             rows.append(TableRow(block_ids, table.num_null, num_sealed))
         self.host.release(sequence)
-        self.table.enter(sequence, self.free_slots.pop(), start.num_computed, rows)
+        slot = self.free_slots.pop()
+        self.table.enter(sequence, slot, start.num_computed, rows)
+        if self.snapshots is not None:
+            self.snapshots.enter(sequence, slot, start.num_computed, start.num_matched)
+            if start.snapshot is not None:
+                self.snapshots.hold(start.snapshot)
         sequence.timeline.enter(Phase.PREFILL, self.now_s)
         return [row.block_ids for row in rows]
 
@@ -186,6 +201,8 @@ class SchedulerState:
         sequence.num_awaited = int(table.num_planned[slot] - table.num_tokens[slot])
         block_ids = table.held_blocks(slot)
         table.leave(slot, status)
+        if self.snapshots is not None:
+            self.snapshots.leave(slot)
         if table.last_step[slot] <= self.acked_step:
             self._recycle(slot, block_ids)
             return
@@ -202,6 +219,9 @@ class SchedulerState:
         for table, cache in zip(self.table.tables, self.pool.caches, strict=True):
             for block_id in table.held_blocks(slot):
                 cache.evict(block_id)
+        sequence = self.table.sequence[slot] or self.departed.get(slot)
+        if self.snapshots is not None and sequence is not None:
+            self.snapshots.forget(sequence)
 
     def preempt(self, sequence: Sequence) -> None:
         """Sends a running sequence back to the queue with its tokens, and its KV if swapped out."""
@@ -280,6 +300,8 @@ class SchedulerState:
             assert sequence.slot is not None
             sequence.is_private = True
             self.table.never_seal(sequence.slot)
+        if self.snapshots is not None:
+            self.snapshots.forget_all()
         return self.pool.forget_contents()
 
     def set_priority(self, sequence: Sequence, priority: int) -> None:
@@ -327,7 +349,7 @@ class SchedulerState:
             replace(fenced, last_step=min(fenced.last_step, last_step)) for fenced in self._fenced
         ]
 
-    def evacuate(self, num_blocks: int, num_host_blocks: int) -> int:
+    def evacuate(self, num_blocks: int, num_host_blocks: int, num_state_snapshots: int) -> int:
         """Sends running sequences back to the queue, in order: the worker and its KV are gone.
 
         Returns how many were running.
@@ -342,7 +364,7 @@ class SchedulerState:
             self.table.leave(sequence.slot, Status.PREEMPTED)
             self.enqueue(sequence)
         self.requirements.worker_lost()
-        self.clear(num_blocks, num_host_blocks)
+        self.clear(num_blocks, num_host_blocks, num_state_snapshots)
         return len(survivors)
 
     def _recycle(self, slot: int, block_ids: list[int]) -> None:

@@ -1,6 +1,7 @@
 """Windows, softcaps and sinks in the attention kernels against a dense softmax."""
 
 import math
+from dataclasses import replace
 from itertools import accumulate
 
 import pytest
@@ -10,6 +11,7 @@ from kernels.attention.decode_attention import attend_leading, paged_decode_atte
 from kernels.attention.paged import Tiles
 from kernels.attention.prefill_attention import attend_tiles, paged_attention, tokens_per_tile
 from kernels.attention_kind import AttentionKind
+from kernels.reference import AttentionPlan, KvRows, attend
 
 HEADS, KV_HEADS, DIM, BLOCK = 6, 2, 32, 16
 SCALE = 0.3
@@ -58,27 +60,88 @@ def test_leading_queries_whose_number_the_device_has(traits, device, paged, asse
     assert out[4].isnan().all()
 
 
+# Of many queries: the last sequence's see no key of the first tile.
+MANY, LENS = [100, 160, 1, 70, 0, 8, 136], [100, 65, 1, 40, 1, 8, 8]
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize("has_tiles", [False, True])
 def test_many_queries_of_each_sequence(traits, has_tiles, dtype, device, paged, assert_close):
-    # The last one's queries see no key of the first tile.
-    contexts, lens = [100, 160, 1, 70, 0, 8, 136], [100, 65, 1, 40, 1, 8, 8]
-    batch = paged(contexts, (KV_HEADS, DIM), BLOCK, dtype)
-    q = torch.randn(sum(lens), HEADS, DIM, device=device).to(dtype)
-    starts = [0, *accumulate(lens)]
-    expected = batch.attention(q, starts, *traits)
-    cu = torch.tensor(starts, dtype=torch.int32, device=device)
+    batch = paged(MANY, (KV_HEADS, DIM), BLOCK, dtype)
+    q = torch.randn(sum(LENS), HEADS, DIM, device=device).to(dtype)
+    expected = batch.attention(q, [0, *accumulate(LENS)], *traits)
+    assert_close(attend_many(batch, q, traits, has_tiles), expected)
+
+
+def attend_many(batch, q, traits, has_tiles):
+    cu = torch.tensor([0, *accumulate(LENS)], dtype=torch.int32, device=q.device)
     caches, given = (batch.k_cache, batch.v_cache), (batch.block_tables, batch.context_lens, cu)
     if not has_tiles:
-        out = paged_attention(q, *caches, *given, max(lens), traits[0], sinks=traits[1])
-    else:
-        size = tokens_per_tile(max(lens), (HEADS, KV_HEADS), DIM, q.element_size())
-        places = [(row, first) for row, n in enumerate(lens) for first in range(0, n, size)]
-        rows, firsts = (
-            torch.tensor(column, dtype=torch.int32, device=device)
-            for column in zip(*places, strict=True)
-        )
+        return paged_attention(q, *caches, *given, max(LENS), traits[0], sinks=traits[1])
+    size = tokens_per_tile(max(LENS), (HEADS, KV_HEADS), DIM, q.element_size())
+    places = [(row, first) for row, n in enumerate(LENS) for first in range(0, n, size)]
+    rows, firsts = (
+        torch.tensor(column, dtype=torch.int32, device=q.device)
+        for column in zip(*places, strict=True)
+    )
+    out = torch.full_like(q, math.nan)
+    tiles = Tiles(rows, firsts, max(LENS))
+    attend_tiles(q, *caches, *given, tiles, traits[0], out, sinks=traits[1])
+    return out
+
+
+# --- blocks before a window are not read: they may be another sequence's -------------------------
+
+WINDOWS = [2, 7, 16, 17, 33, 70]
+
+
+def without_blocks_before(batch, window, lens):
+    """The same sequences with the null block, which is NaN, wherever no query's window reaches."""
+    tables = batch.block_tables.clone()
+    for row, (context, length) in enumerate(zip(batch.context_lens.tolist(), lens, strict=True)):
+        tables[row, : max(0, context - length - window + 1) // BLOCK] = 0
+    assert not torch.equal(tables, batch.block_tables)
+    return replace(batch, block_tables=tables)
+
+
+@pytest.mark.parametrize("window", WINDOWS)
+@pytest.mark.parametrize("has_tiles", [False, True])
+def test_many_queries_read_no_block_before_their_window(window, has_tiles, device, paged):
+    batch = paged(MANY, (KV_HEADS, DIM), BLOCK)
+    q = torch.randn(sum(LENS), HEADS, DIM, device=device)
+    traits = AttentionKind(SCALE, window), None
+    expected = attend_many(batch, q, traits, has_tiles)
+    freed = without_blocks_before(batch, window, LENS)
+    assert expected.isfinite().all()
+    assert torch.equal(attend_many(freed, q, traits, has_tiles), expected)
+
+
+@pytest.mark.parametrize("window", WINDOWS)
+def test_one_query_reads_no_block_before_its_window(window, device, paged):
+    batch = paged(CONTEXTS, (KV_HEADS, DIM), BLOCK)
+    q = torch.randn(len(CONTEXTS), HEADS, DIM, device=device)
+    found = []
+    for one in (batch, without_blocks_before(batch, window, [1] * len(CONTEXTS))):
+        given = one.block_tables, one.context_lens
         out = torch.full_like(q, math.nan)
-        tiles = Tiles(rows, firsts, max(lens))
-        attend_tiles(q, *caches, *given, tiles, traits[0], out, sinks=traits[1])
-    assert_close(out, expected)
+        kind = AttentionKind(SCALE, window)
+        paged_decode_attention(q, one.k_cache, one.v_cache, *given, kind, out)
+        found.append(out)
+    assert found[0].isfinite().all()
+    assert torch.equal(*found)
+
+
+@pytest.mark.parametrize("window", WINDOWS)
+@pytest.mark.parametrize("lens", [[1] * len(MANY), LENS], ids=["one query", "many"])
+def test_the_reference_reads_no_block_before_a_window(window, lens, device, paged):
+    batch = paged(MANY, (KV_HEADS, DIM), BLOCK)
+    q = torch.randn(sum(lens), HEADS, DIM, device=device)
+    cu = torch.tensor([0, *accumulate(lens)], dtype=torch.int32, device=device)
+    rows = KvRows(batch.k_cache.flatten(0, 1), batch.v_cache.flatten(0, 1))
+    found = []
+    for one in (batch, without_blocks_before(batch, window, lens)):
+        kind = AttentionKind(SCALE, window)
+        plan = AttentionPlan.build(one.block_tables, one.context_lens, cu, BLOCK, q.dtype, kind)
+        found.append(attend(q, rows, plan, kind))
+    assert found[0].isfinite().all()
+    assert torch.equal(*found)

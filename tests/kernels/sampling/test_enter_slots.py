@@ -43,6 +43,29 @@ def test_rows_hold_what_enters_and_no_other_row_changes(
         assert torch.equal(found.cpu(), wanted)
 
 
+def test_each_of_several_tables_holds_its_blocks_and_null_blocks(device: torch.device) -> None:
+    parts = [(0, 5), (5, 3), (8, 1)]
+    entering = {3: [[1, 2, 3], [], [9]], 0: [[4, 5, 6, 7, 8], [10, 11, 12], []]}
+    token_ids = [np.array([7], dtype=np.int32)] * 2
+    block_ids = [
+        np.array([*map(len, held), *(block for one in held for block in one)], dtype=np.int32)
+        for held in entering.values()
+    ]
+    numbers = np.zeros((2, NUM_FIELDS.value), dtype=np.int64)
+    slots = np.array(list(entering))
+    words = torch.from_numpy(entering_words(slots, token_ids, block_ids, numbers)).to(device)
+    rows = memory(device)
+    columns = torch.tensor(parts, dtype=torch.int32, device=device)
+    enter_slots(words, 2, *rows, None, columns)
+    for slot in range(NUM_SLOTS):
+        expected = [-6] * WIDTH
+        for (begin, width), held in zip(parts, entering.get(slot, []), strict=False):
+            expected[begin : begin + width] = held + [0] * (width - len(held))
+        assert rows[1][slot].tolist() == expected
+    with pytest.raises(TypeError, match="parts"):
+        enter_slots(words, 2, *rows, None, columns.long())
+
+
 def test_words_that_are_too_few_or_of_another_type_are_refused(device: torch.device) -> None:
     rows = memory(device)
     words = torch.zeros(23, dtype=torch.int32, device=device)

@@ -21,6 +21,7 @@ from scheduler_svc.core import (
     StepPlan,
     StepResult,
 )
+from scheduler_svc.core.kv.state_snapshots import StateSave
 from scheduler_svc.core.request.request import Extra, Extras, TokenIds
 from scheduler_svc.core.step.plan import WorkerDraft
 
@@ -57,6 +58,9 @@ class _Slot:
     root: Content  # parent of the first token
     contents: list[Content] = field(default_factory=list)  # per token
     prompt_output_begin: int = 0
+    state: Content | None = None  # after the computed tokens; None: in the snapshot
+    snapshot: int | None = None  # that it begins after
+    saves: list[StateSave] = field(default_factory=list)  # that are still to be made
 
     def content(self, position: int) -> Content:
         """The content that the KV of a position must have been computed from."""
@@ -71,8 +75,12 @@ class _Slot:
 class FakeWorker:
     """Executes plans in order; asserts that a real worker could execute each."""
 
-    def __init__(self, groups: tuple[KvGroup, ...], vocab_size: int) -> None:
+    def __init__(
+        self, groups: tuple[KvGroup, ...], vocab_size: int, has_states: bool = False
+    ) -> None:
         self.groups = groups
+        self.has_states = has_states
+        self.snapshots: dict[int, Content] = {}
         self.vocab_size = vocab_size
         self.kv: dict[tuple[int, int], Content] = {}  # (block, offset) to content
         self.host_kv: dict[tuple[int, int], Content] = {}  # (host block, offset) to content
@@ -95,6 +103,7 @@ class FakeWorker:
             self.slots.clear()
             self.kv.clear()
             self.host_kv.clear()
+            self.snapshots.clear()
         else:
             assert plan.step_id == (self.last_step_id or 0) + 1
         self.last_step_id = plan.step_id
@@ -107,6 +116,8 @@ class FakeWorker:
         for row, count in zip(rows, counts, strict=True):
             self._read(row, count)
             prompt_outputs += self._compute_prompt_outputs(row, count)
+            if self.has_states:
+                self._follow_state(row, count)
             found = self._advance(row, count, len(plan.drafts.get(row, ())))
             if found:
                 sampled.append(row)
@@ -123,8 +134,8 @@ class FakeWorker:
         )
 
     def _apply_changes(self, plan: StepPlan) -> None:
-        for slot in plan.freed_slots:
-            del self.slots[slot]
+        for number in plan.freed_slots:
+            del self.slots[number]
         # A later sequence may share at once blocks that are swapped in for an earlier one.
         swapped_in = set(plan.moves.swapped_in) if plan.moves is not None else set()
         for new in plan.new_sequences:
@@ -142,13 +153,19 @@ class FakeWorker:
                 tables,
                 self._root(new.request, is_swapped_in),
                 prompt_output_begin=new.prompt_output_begin,
+                snapshot=new.state_snapshot,
             )
-        for slot, block_id in zip(plan.appended_slots, plan.appended_block_ids, strict=True):
-            self.slots[slot].tables[0].append(block_id)
+        for save in plan.state_saves:
+            slot = self.slots[save.slot]
+            assert slot.num_computed < save.position
+            assert all(earlier.position < save.position for earlier in slot.saves)
+            slot.saves.append(save)
+        for number, block_id in zip(plan.appended_slots, plan.appended_block_ids, strict=True):
+            self.slots[number].tables[0].append(block_id)
         for group in plan.appended_to_groups:
             assert 0 < group.group < len(self.groups)
-            for slot, block_id in zip(group.slots, group.block_ids, strict=True):
-                self.slots[slot].tables[group.group].append(block_id)
+            for number, block_id in zip(group.slots, group.block_ids, strict=True):
+                self.slots[number].tables[group.group].append(block_id)
         if plan.moves is not None:
             self._move(plan.moves)
 
@@ -247,6 +264,19 @@ class FakeWorker:
                 found = self.kv.get(self._cell(slot, index, position))
                 expected = in_group(index, slot.content(position))
                 assert found == expected, f"{name} reads a stranger's KV at {position}"
+
+    def _follow_state(self, row: int, count: int) -> None:
+        """Moves a row's state over the tokens that it computes, and makes snapshots on the way."""
+        slot, name = self.slots[row], self.slots[row].request.request_id
+        begin, end = slot.num_computed, slot.num_computed + count
+        if slot.snapshot is not None:
+            slot.state, slot.snapshot = self.snapshots[slot.snapshot], None
+        expected = slot.content(begin - 1) if begin else None
+        assert slot.state == expected, f"{name} goes on from a stranger's state at {begin}"
+        while slot.saves and slot.saves[0].position <= end:
+            save = slot.saves.pop(0)
+            self.snapshots[save.snapshot] = slot.content(save.position - 1)
+        slot.state = slot.content(end - 1)
 
     def _cell(self, slot: _Slot, group: int, position: int) -> tuple[int, int]:
         size = self.groups[group].block_size

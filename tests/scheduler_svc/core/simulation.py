@@ -45,7 +45,8 @@ class Simulation:
         self._cache_truths = [CacheTruth(*one) for one in enumerate(config.groups)]
 
     def _fresh_worker(self) -> FakeWorker:
-        return FakeWorker(self.config.groups, self.config.vocab_size)
+        config = self.config
+        return FakeWorker(config.groups, config.vocab_size, config.has_states)
 
     @property
     def live(self) -> list[str]:
@@ -147,11 +148,14 @@ class Simulation:
         self.check()
 
     def lose_worker(
-        self, num_blocks: int | None = None, num_host_blocks: int | None = None
+        self,
+        num_blocks: int | None = None,
+        num_host_blocks: int | None = None,
+        num_state_snapshots: int | None = None,
     ) -> None:
         """Loses the worker with all results in flight, and replaces it at once."""
         self.send_worker_away()
-        self.bring_worker_back(num_blocks, num_host_blocks)
+        self.bring_worker_back(num_blocks, num_host_blocks, num_state_snapshots)
 
     def send_worker_away(self, is_death: bool = False) -> None:
         """Loses the worker with all results in flight, without a replacement."""
@@ -162,10 +166,15 @@ class Simulation:
         self.check()
 
     def bring_worker_back(
-        self, num_blocks: int | None = None, num_host_blocks: int | None = None
+        self,
+        num_blocks: int | None = None,
+        num_host_blocks: int | None = None,
+        num_state_snapshots: int | None = None,
     ) -> None:
         """Attaches a worker; requests that it cannot hold fail."""
-        self.scheduler.worker_lost(num_blocks, num_host_blocks)
+        self.scheduler.worker_lost(
+            num_blocks, num_host_blocks, num_state_snapshots=num_state_snapshots
+        )
         self.fail(self.scheduler.misfits())
         self.scheduler.worker_back()
         self.check()

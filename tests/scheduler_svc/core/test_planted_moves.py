@@ -74,9 +74,9 @@ def _forget_to_swap_in(monkeypatch: Monkeypatch) -> None:
 def _keep_the_host_over_a_loss(monkeypatch: Monkeypatch) -> None:
     clear = SchedulerState.clear
 
-    def keep(self: SchedulerState, num_blocks: int, num_host_blocks: int) -> None:
+    def keep(self: SchedulerState, *sizes: int) -> None:
         host = getattr(self, "host", None)
-        clear(self, num_blocks, num_host_blocks)
+        clear(self, *sizes)
         if host is not None:
             self.host = host
 

@@ -43,6 +43,8 @@ PREPARED_KINDS: list[tuple[RequirementKind, ...]] = [
 def draw_config(draw: Draw) -> SchedulerConfig:
     """Small random limits, so that all of them are reached often."""
     max_num_seqs, groups = draw.integer(1, 6), draw_groups(draw)
+    has_states = draw.pick([False, False, True])
+    preemption = Preemption.RECOMPUTE if has_states else draw.pick(list(Preemption))
     return SchedulerConfig(
         num_blocks=draw.integer(3, 24 * max(len(groups), 1)),
         block_size=groups[0].block_size if groups else draw.integer(1, 4),
@@ -54,7 +56,10 @@ def draw_config(draw: Draw) -> SchedulerConfig:
         long_prefill_token_threshold=draw.pick([0, 0, 1, 5]),
         enable_prefix_caching=draw.pick([True, True, True, False]),
         kv_groups=groups,
-        preemption=draw.pick(list(Preemption)),
+        has_states=has_states,
+        num_state_snapshots=draw.integer(0, 9) if has_states else 0,
+        state_interval=draw.pick([1, 4, 9]),
+        preemption=preemption,
         num_host_blocks=draw.integer(0, 24),
         policy=draw.pick(list(Policy)),
         priority_ageing_s=draw.pick([0.5, 4.0]),
@@ -151,6 +156,8 @@ class World(Granting):
         self.drain(self.max_depth)
         scheduler = self.scheduler
         assert scheduler.internal_state.pool.num_free == scheduler.internal_state.pool.num_usable
+        if (snapshots := scheduler.internal_state.snapshots) is not None:
+            assert snapshots.pool.num_free == snapshots.num_snapshots
         assert len(self.ends) == len(self.requests) == scheduler.num_finished
         brought = [r.output_token_ids for r in self.requests if r.output_token_ids is not None]
         num_outputs = sum(map(len, self.outputs)) - sum(map(len, brought))
@@ -177,9 +184,12 @@ class World(Granting):
         self.cut_asked = self.first_left_out = None
 
     def bring_worker_back(
-        self, num_blocks: int | None = None, num_host_blocks: int | None = None
+        self,
+        num_blocks: int | None = None,
+        num_host_blocks: int | None = None,
+        num_state_snapshots: int | None = None,
     ) -> None:
-        super().bring_worker_back(num_blocks, num_host_blocks)
+        super().bring_worker_back(num_blocks, num_host_blocks, num_state_snapshots)
         self.is_worker_away = False
 
     def _check_plan(self, plan: StepPlan, in_flight: list[StepPlan]) -> None:
@@ -188,7 +198,7 @@ class World(Granting):
         entered = [(new.slot, new.block_ids, new.group_block_ids) for new in plan.new_sequences]
         rows = plan.slots.tolist(), plan.num_computed.tolist(), plan.sampled_slots.tolist()
         gained = plan.appended_block_ids, plan.appended_to_groups
-        told = plan.step_id, rows, entered, gained, plan.preempted
+        told = plan.step_id, rows, entered, gained, plan.preempted, plan.state_saves
         self.plans.update(repr(told).encode())
 
     # --- calls that change nothing ---------------------------------------------------------------

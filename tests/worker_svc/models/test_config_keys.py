@@ -51,10 +51,9 @@ R1_DISTILL_QWEN = {
     "use_mrope": False,
     "use_sliding_window": False,
 }
-
-
 # Those of windows by default, softcaps and another activation have tests of their own (test_gemma).
 USUAL = [name for name in BUILT_IN if not name.startswith("Gemma")]
+WITHOUT_EXPERTS = [name for name in USUAL if "num_experts" not in find(name).keys]
 
 
 def load(tmp_path: Path, *ignored: str, **changes: Any) -> ModelSpec:
@@ -159,7 +158,7 @@ def test_a_bias_that_a_family_has_not_is_refused(
         {"attention_bias": False, "mlp_bias": False, "rope_scaling": None},
         {"sliding_window": None, "use_sliding_window": False, "max_window_layers": 21},
         {"layer_types": ["full_attention"] * 3, "is_causal": True},
-        {"num_experts": 0, "quantization_config": None, "auto_map": {}},
+        {"quantization_config": None, "auto_map": {}},
         {"a_key_of_tomorrow": None},
     ],
 )
@@ -168,6 +167,13 @@ def test_neutral_values_are_accepted(
     tmp_path: Path, architecture: str, asks_for_nothing: dict[str, Any]
 ) -> None:
     load(tmp_path, architectures=[architecture], **asks_for_nothing)
+
+
+@pytest.mark.parametrize("architecture", WITHOUT_EXPERTS)
+def test_no_experts_are_asked_for_by_zero(tmp_path: Path, architecture: str) -> None:
+    load(tmp_path, architectures=[architecture], num_experts=0, num_local_experts=0)
+    with pytest.raises(UnsupportedModel, match=r"^num_experts: 8 is not supported"):
+        load(tmp_path, architectures=[architecture], num_experts=8)
 
 
 def test_a_llama_with_a_sliding_window_is_served_up_to_its_length(tmp_path: Path) -> None:

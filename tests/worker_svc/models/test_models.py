@@ -12,11 +12,15 @@ from transformers import (
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
     PreTrainedModel,
     Qwen2Config,
     Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
     SmolLM3Config,
     SmolLM3ForCausalLM,
 )
@@ -78,7 +82,10 @@ LLAMA: Family = (LlamaConfig, LlamaForCausalLM)
 MISTRAL: Family = (MistralConfig, MistralForCausalLM)
 QWEN2: Family = (Qwen2Config, Qwen2ForCausalLM)
 QWEN3: Family = (Qwen3Config, Qwen3ForCausalLM)
+QWEN3_MOE: Family = (Qwen3MoeConfig, Qwen3MoeForCausalLM)
+MIXTRAL: Family = (MixtralConfig, MixtralForCausalLM)
 SMOLLM3: Family = (SmolLM3Config, SmolLM3ForCausalLM)
+EXPERTS = {"moe_intermediate_size": 40, "num_experts": 6, "num_experts_per_tok": 3}
 CHECKPOINTS: dict[str, tuple[Family, dict[str, Any]]] = {
     "llama": (LLAMA, {"num_key_value_heads": 4}),
     "llama-tied": (LLAMA, {"num_key_value_heads": 2, "tie_word_embeddings": True}),
@@ -102,6 +109,18 @@ CHECKPOINTS: dict[str, tuple[Family, dict[str, Any]]] = {
     "qwen2-tied": (QWEN2, {"num_key_value_heads": 4, "tie_word_embeddings": True}),
     "qwen3": (QWEN3, {"num_key_value_heads": 2, "head_dim": 24}),
     "qwen3-biases": (QWEN3, {"num_key_value_heads": 1, "head_dim": 12, "attention_bias": True}),
+    "qwen3-moe": (
+        QWEN3_MOE,
+        EXPERTS | {"num_key_value_heads": 2, "head_dim": 24, "norm_topk_prob": True},
+    ),
+    "qwen3-moe-mixed": (  # the second layer has experts
+        QWEN3_MOE,
+        EXPERTS | {"num_key_value_heads": 1, "decoder_sparse_step": 2, "attention_bias": True},
+    ),
+    "mixtral": (
+        MIXTRAL,
+        {"num_key_value_heads": 2, "num_local_experts": 4, "num_experts_per_tok": 2},
+    ),
     "smollm3": (SMOLLM3, NO_IDS | {"num_key_value_heads": 2, "no_rope_layer_interval": 2}),
     "smollm3-listed": (
         SMOLLM3,
@@ -209,7 +228,7 @@ def test_logits_of_a_whole_prompt_are_those_of_transformers(
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 16, 17])
-@pytest.mark.parametrize("name", ["llama3", "mistral", "qwen2", "qwen3", "smollm3"])
+@pytest.mark.parametrize("name", ["llama3", "mistral", "qwen2", "qwen3", "qwen3-moe", "smollm3"])
 def test_chunked_prefill_gives_the_same_logits(
     checkpoint: Callable[[str, str], Loaded], name: str, chunk: int
 ) -> None:
@@ -224,7 +243,16 @@ def test_chunked_prefill_gives_the_same_logits(
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(
-    "name", ["llama-biases", "llama-yarn", "qwen2-longrope-short", "qwen2-tied", "qwen3-biases"]
+    "name",
+    [
+        "llama-biases",
+        "llama-yarn",
+        "mixtral",
+        "qwen2-longrope-short",
+        "qwen2-tied",
+        "qwen3-biases",
+        "qwen3-moe-mixed",
+    ],
 )
 def test_a_mixed_batch_gives_every_sequence_its_own_logits(
     checkpoint: Callable[[str, str], Loaded], name: str, device: str
@@ -258,7 +286,7 @@ def test_a_sharded_checkpoint_is_the_same_model(
     assert_same(Steps(ours, [prompt]).run({0: PROMPT_LEN})[0], expected_logits(theirs, prompt))
 
 
-@pytest.mark.parametrize("name", ["llama-tied", "qwen3"])
+@pytest.mark.parametrize("name", ["llama-tied", "qwen3", "qwen3-moe"])
 def test_bfloat16_stays_close_to_float32(tmp_path: Path, name: str) -> None:
     theirs = save(tmp_path, name)
     ours = load_model(tmp_path, torch.bfloat16, torch.device("cpu"), MAX_MODEL_LEN)

@@ -12,6 +12,7 @@ from worker_svc.models.spec import (
     LayerSpec,
     MlpSpec,
     ModelSpec,
+    MoeSpec,
     TensorNames,
     UnsupportedModel,
     rehearsed,
@@ -48,8 +49,31 @@ def test_layers_that_rotate_differently_have_one_shape() -> None:
 def test_layers_of_several_shapes_are_refused_where_one_is_needed(
     changes: dict[str, object],
 ) -> None:
+    model = with_second(**changes)
     with pytest.raises(UnsupportedModel, match=r"^layers: LlamaForCausalLM has layers of 2 kinds"):
-        _ = with_second(**changes).uniform
+        _ = model.uniform
+    with pytest.raises(UnsupportedModel, match=r"^layers: .* has attention of 2 kinds"):
+        _ = model.attention
+
+
+def test_layers_that_are_fed_differently_share_their_attention() -> None:
+    experts = replace(LAYER, feed=MoeSpec(4, 2, 12, renormalizes=True))
+    model = replace(MODEL, layers=(LAYER, experts, experts, experts))
+    assert model.attention == replace(ATTENTION, rope=None)
+    assert (MODEL.has_experts, model.has_experts) == (False, True)
+    with pytest.raises(UnsupportedModel, match=r"has layers of 2 kinds"):
+        _ = model.uniform
+    assert model.rehearsed().layers == (LAYER, experts, experts)
+
+
+def test_ranks_divide_each_expert() -> None:
+    experts = replace(LAYER, feed=MoeSpec(4, 2, 12, renormalizes=True))
+    model = replace(MODEL, layers=(LAYER, experts))
+    part = Sharding(model, 1, 4).spec.layers
+    assert [part[0].feed, part[1].feed] == [MlpSpec(6), MoeSpec(4, 2, 3, renormalizes=True)]
+    odd = replace(LAYER, feed=MoeSpec(4, 2, 10, renormalizes=True))
+    with pytest.raises(UnsupportedModel, match="intermediate_size of an expert: 10 does not"):
+        Sharding(replace(MODEL, layers=(odd,)), 0, 4)
 
 
 def test_layers_that_see_differently_have_one_shape_and_a_kind_each() -> None:

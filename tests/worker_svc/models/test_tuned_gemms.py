@@ -9,7 +9,7 @@ from torch import Tensor
 
 from kernels.attention_kind import AttentionKind
 from kernels.gemm.cublas_lt import GemmKind
-from worker_svc.models.fused import FusedLayer
+from worker_svc.models.fused import FusedLayer, FusedMlp
 from worker_svc.models.fused_gemms import FusedLinear, Hidden, NormedLinear
 
 HIDDEN, WIDTH, INNER, EPS = 32, 48, 40, 1e-5
@@ -52,8 +52,10 @@ def layer() -> FusedLayer:
         cos_sin=torch.empty(0, 2),
         qk_norms=None,
         o=FusedLinear(torch.randn(HIDDEN, WIDTH), torch.randn(HIDDEN)),
-        gate_up=NormedLinear(torch.randn(2 * INNER, HIDDEN), None, ones, True),
-        down=FusedLinear(torch.randn(HIDDEN, INNER), None),
+        feed=FusedMlp(
+            NormedLinear(torch.randn(2 * INNER, HIDDEN), None, ones, True),
+            FusedLinear(torch.randn(HIDDEN, INNER), None),
+        ),
     )
 
 
@@ -66,9 +68,9 @@ def test_a_bias_that_is_not_in_the_residual_leaves_a_product_to_torch(layer: Fus
 
 def test_weights_are_told_with_what_multiplies_them(layer: FusedLayer) -> None:
     found = dict(layer.weights(adds=True))
-    assert found[GATE_UP] is layer.gate_up.weight
+    assert found[GATE_UP] is layer.feed.gate_up.weight
     assert found[behind(WIDTH, True)] is layer.o.weight
-    assert found[behind(INNER, True)] is layer.down.weight
+    assert found[behind(INNER, True)] is layer.feed.down.weight
 
 
 def test_chosen_products_serve_their_numbers_of_rows_and_torch_the_others(
@@ -84,10 +86,10 @@ def test_chosen_products_serve_their_numbers_of_rows_and_torch_the_others(
             changed.o.added(wide, x.clone()), x + F.linear(wide, layer.o.weight, layer.o.bias)
         )
         torch.testing.assert_close(
-            changed.down.added(inner, x.clone()), x + inner @ layer.down.weight.T
+            changed.feed.down.added(inner, x.clone()), x + inner @ layer.feed.down.weight.T
         )
-        gate_up, rms_of = changed.gate_up(Hidden(x), EPS)
-        torch.testing.assert_close(gate_up, x @ layer.gate_up.weight.T)
+        gate_up, rms_of = changed.feed.gate_up(Hidden(x), EPS)
+        torch.testing.assert_close(gate_up, x @ layer.feed.gate_up.weight.T)
         assert rms_of is x
         qkv, _ = changed.qkv(Hidden(x), EPS)
         torch.testing.assert_close(qkv, layer.qkv(Hidden(x), EPS)[0])
@@ -100,7 +102,7 @@ def test_a_rank_adds_its_part_to_nothing(layer: FusedLayer) -> None:
     chosen = gemms(kind, behind(INNER, True), QKV)
     changed = layer.tuned(False, chosen)
     x = torch.randn(ROWS, INNER)
-    torch.testing.assert_close(changed.down(x), x @ layer.down.weight.T)
+    torch.testing.assert_close(changed.feed.down(x), x @ layer.feed.down.weight.T)
     assert chosen[kind][ROWS].num_calls == 1
     assert chosen[behind(INNER, True)][ROWS].num_calls == 0
     assert changed.o.gemms == {}

@@ -8,7 +8,13 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import (
+    MixtralConfig,
+    MixtralForCausalLM,
+    PreTrainedModel,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
 
 from tests.worker_svc.models.test_models import (
     MAX_MODEL_LEN,
@@ -35,6 +41,16 @@ CHECKPOINTS: dict[str, tuple[Family, dict[str, Any]]] = {
     "qwen2-last-layers": (QWEN2, QWEN | {"max_window_layers": 1}),
     "qwen3-listed": (QWEN3, QWEN | {"head_dim": 16, "layer_types": [SLIDING, FULL, SLIDING]}),
     "smollm3": (SMOLLM3, NO_IDS | QWEN | {"no_rope_layer_interval": 2}),
+}
+EXPERTS: dict[str, tuple[Family, dict[str, Any]]] = {
+    "mixtral": (
+        (MixtralConfig, MixtralForCausalLM),
+        {"sliding_window": WINDOW, "num_local_experts": 4, "head_dim": 16},
+    ),
+    "qwen3_moe": (
+        (Qwen3MoeConfig, Qwen3MoeForCausalLM),
+        QWEN | {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24},
+    ),
 }
 BY_TRITON = pytest.param(
     "triton",
@@ -134,6 +150,19 @@ def test_greedy_tokens_are_those_of_transformers(
         for tokens, logits in zip(found, steps.run({0: 1, 1: 1}), strict=True):
             tokens.append(int(logits[-1].argmax()))
     assert found == expected
+
+
+@pytest.mark.parametrize("name", EXPERTS)
+def test_experts_after_attention_over_windows(name: str, tmp_path: Path) -> None:
+    """All layers of these have the window, whatever `max_window_layers` says."""
+    family, changes = EXPERTS[name]
+    shape = SHAPE | {"num_hidden_layers": 3, "num_key_value_heads": 2} | changes
+    theirs = save_random_model(tmp_path, family, shape)
+    ours = load_model(tmp_path, torch.float32, torch.device("cpu"), MAX_MODEL_LEN)
+    assert {layer.mixer.window for layer in ours.spec.layers} == {WINDOW}
+    (prompt,) = make_prompts(3 * WINDOW)
+    (logits,) = in_chunks(ours, [prompt], [[WINDOW + 1, 1, 2 * WINDOW - 2]])
+    assert_same(logits, expected_logits(theirs, prompt))
 
 
 def greedy(theirs: PreTrainedModel, prompt: Tensor, count: int) -> list[int]:

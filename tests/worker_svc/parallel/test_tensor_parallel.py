@@ -25,7 +25,7 @@ from transformers import (
 
 from tests.pace import paced
 from tests.worker_svc.conftest import VOCAB_SIZE, WORKER_CONFIG, make_prompt
-from tests.worker_svc.models.test_models import NO_IDS, SMOLLM3
+from tests.worker_svc.models.test_models import MIXTRAL, NO_IDS, QWEN3_MOE, SMOLLM3
 from tests.worker_svc.random_models import Family, save_random_model
 from wire.logprobs import LogprobColumns
 from worker_svc.config import WorkerConfig
@@ -70,6 +70,19 @@ FAMILIES: dict[str, tuple[Family, dict[str, Any]]] = {
         (Qwen3Config, Qwen3ForCausalLM),
         {"num_key_value_heads": 2, "head_dim": 32, "tie_word_embeddings": True},
     ),
+    "qwen3-moe": (  # the first layer has one MLP
+        QWEN3_MOE,
+        {
+            "num_key_value_heads": 2,
+            "head_dim": 16,
+            "moe_intermediate_size": 32,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "mlp_only_layers": [0],
+            "norm_topk_prob": True,
+        },
+    ),
+    "mixtral": (MIXTRAL, {"num_key_value_heads": 2, "num_local_experts": 4}),
     "smollm3": (SMOLLM3, NO_IDS | {"num_key_value_heads": 2, "no_rope_layer_interval": 2}),
     "gemma3": (
         (Gemma3TextConfig, Gemma3ForCausalLM),

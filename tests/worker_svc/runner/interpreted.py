@@ -79,15 +79,15 @@ def _to_be_fused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Decoder:
 
 def without_graphs(model: Decoder, monkeypatch: pytest.MonkeyPatch) -> ModelRunner:
     """The runner of CUDA with a model's fused layers; it launches what graphs would replay."""
-    from kernels.attention import decode_attention  # noqa: PLC0415 - Triton must interpret
-    from worker_svc.runner.cuda_runner import CudaRunner  # noqa: PLC0415
+    from worker_svc.runner.cuda_runner import CudaRunner  # noqa: PLC0415 - Triton must interpret
 
-    config = decode_attention._config
-    monkeypatch.setattr(
-        decode_attention, "_config", lambda *shape: _with_few_splits(config(*shape))
-    )
+    use_few_splits(monkeypatch)
     model.fused = model._fuse()
-    runner = CudaRunner(model, cache(model), LIMITS, CPU)
+    return launching(CudaRunner(model, cache(model), LIMITS, CPU), monkeypatch)
+
+
+def launching(runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> ModelRunner:
+    """A runner of CUDA that launches what graphs would replay."""
     _launch_graphs_of(runner, monkeypatch)
     asked = runner._asked_graphs
     asked._ring.send(asked._layout.empty(), asked._buffer)
@@ -103,6 +103,16 @@ def _launch_graphs_of(holder: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     }
     monkeypatch.setattr(graphs, "_endings", Launches(graphs._end))
     monkeypatch.setattr(decodes, "_graphs", Launches(decodes._step))
+
+
+def use_few_splits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Divides contexts among fewer programs."""
+    from kernels.attention import decode_attention  # noqa: PLC0415 - Triton must interpret
+
+    config = decode_attention._config
+    monkeypatch.setattr(
+        decode_attention, "_config", lambda *shape: _with_few_splits(config(*shape))
+    )
 
 
 def _with_few_splits(config: Any) -> Any:

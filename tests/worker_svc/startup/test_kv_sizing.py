@@ -1,11 +1,13 @@
 """Numbers of KV blocks that fit, for given memory sizes."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from worker_svc.attention.kv_cache import block_bytes
+from worker_svc.protocol.kv_groups import LayerGroup
 from worker_svc.protocol.step import Limits
 from worker_svc.startup import kv_sizing
 from worker_svc.startup.kv_sizing import GIB, CacheTooSmall, CudaMemory
@@ -44,9 +46,27 @@ def test_blocks_on_cpu_are_a_share_of_memory_capped_by_what_slots_can_use(
 
 
 def test_one_sequence_of_full_length_must_fit_beside_the_null_block() -> None:
-    kv_sizing.require_one_sequence(num_blocks=4, max_model_len=48, block_size=16)
+    limits = Limits(1, 16, max_num_seqs=2, max_num_batched_tokens=9, max_model_len=48, vocab_size=9)
+    kv_sizing.require_one_sequence(4, limits)
     with pytest.raises(CacheTooSmall, match=r"num_blocks 4 leaves 3 .* max_model_len 49 needs 4"):
-        kv_sizing.require_one_sequence(num_blocks=4, max_model_len=49, block_size=16)
+        kv_sizing.require_one_sequence(4, replace(limits, max_model_len=49))
+
+
+def test_a_sequence_needs_the_blocks_of_all_groups_and_of_a_window_no_more_than_it() -> None:
+    limits = Limits(
+        num_blocks=1,
+        block_size=32,
+        max_num_seqs=2,
+        max_num_batched_tokens=16,
+        max_model_len=320,
+        vocab_size=9,
+        kv_groups=(LayerGroup(32), LayerGroup(16, window=33)),
+    )
+    # 10 of all tokens; 48 tokens of a window and a chunk may begin and end inside a block: 4.
+    kv_sizing.require_one_sequence(15, limits)
+    with pytest.raises(CacheTooSmall, match=r"13 KV blocks of 32 and 16 tokens .* needs 14"):
+        kv_sizing.require_one_sequence(14, limits)
+    assert kv_sizing.num_blocks_on_cpu(1 << 20, 1 << 10, limits) == 1 << 10
 
 
 def machine(root: Path, group: dict[str, str]) -> Path:

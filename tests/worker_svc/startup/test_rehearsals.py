@@ -28,6 +28,17 @@ SHAPES: dict[str, dict[str, Any]] = {
     "large": {"hidden_size": 4096, "intermediate_size": 12288, "num_attention_heads": 32},
     "gemma3": GEMMA | {"architectures": ["Gemma3ForCausalLM"]},
     "gemma2": GEMMA | {"architectures": ["Gemma2ForCausalLM"]},
+    "experts": {  # of Qwen3-30B-A3B, and a layer without
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "hidden_size": 2048,
+        "intermediate_size": 6144,
+        "mlp_only_layers": [0],
+        "moe_intermediate_size": 768,
+        "num_attention_heads": 32,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "num_hidden_layers": 4,
+    },
 }
 MODEL = {
     "architectures": ["Qwen3ForCausalLM"],

@@ -35,8 +35,9 @@ def hybrid(
         yield worker, prompt, logits.argmax(-1).tolist()
 
 
+@pytest.mark.parametrize("is_cached", [True, False], ids=["cached", "cold"])
 async def test_the_first_token_after_every_length(
-    hybrid: tuple[Worker, list[int], list[int]],
+    hybrid: tuple[Worker, list[int], list[int]], is_cached: bool
 ) -> None:
     worker, prompt, wanted = hybrid
 
@@ -47,5 +48,8 @@ async def test_the_first_token_after_every_length(
             )
         )
 
-    found, _ = await test_served.under_a_scheduler(worker, each)
+    found, engine = await test_served.under_a_scheduler(
+        worker, each, enable_prefix_caching=is_cached
+    )
     assert [tokens[0] for tokens in found] == wanted
+    assert (engine.groups[0].core.counters.prefix_hit_tokens > LONGEST * 5) is is_cached

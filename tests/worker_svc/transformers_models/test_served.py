@@ -36,6 +36,8 @@ CONFIG = replace(
     max_num_batched_tokens=16,  # longer prompts are computed in chunks
     max_model_len=64,
 )
+# Where each sequence has more tables, or its windows alone.
+NUM_BLOCKS = {"gemma4": 24, "gemma4_moe": 24, "llama4": 17}
 Disturb = Callable[[Engine], Awaitable[None]]
 HAVE_STATES = {*HYBRIDS, "qwen3_5_vl"}
 
@@ -60,7 +62,8 @@ def family(
     prompts = [prompt_of(length) for length in LENGTHS]
     wanted = [oracle(prompt, NUM_TOKENS) for prompt in prompts]
     assert oracle.smallest_lead > 1e-4, "another draw of weights would have clearer winners"
-    with serving(CONFIG, folder) as worker:
+    config = replace(CONFIG, num_kv_blocks=NUM_BLOCKS.get(name, CONFIG.num_kv_blocks))
+    with serving(config, folder) as worker:
         yield Family(name, worker, prompts, wanted)
 
 
@@ -98,10 +101,12 @@ async def test_eight_at_a_time_in_chunks_with_preemptions_and_a_lost_worker(fami
 
 
 async def under_a_scheduler(
-    worker: Worker, work: Callable[[Engine, Any], Awaitable[list[list[int]]]]
+    worker: Worker,
+    work: Callable[[Engine, Any], Awaitable[list[list[int]]]],
+    **options: Any,
 ) -> tuple[list[list[int]], Engine]:
     """Does the work at a scheduler of its own, whose recoveries and steps can be looked at."""
-    engine = Engine(service_config(worker.server.port, max_num_seqs=8))
+    engine = Engine(service_config(worker.server.port, **{"max_num_seqs": 8, **options}))
     server = grpc.aio.server(options=SERVER_OPTIONS)
     scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(SchedulerService(engine), server)
     port = bind(server, "127.0.0.1:0", "test")
@@ -121,10 +126,13 @@ async def under_a_scheduler(
         await server.stop(None)
 
 
-async def generate(stub: Any, prompt: list[int], num_tokens: int = NUM_TOKENS) -> list[int]:
+async def generate(
+    stub: Any, prompt: list[int], num_tokens: int = NUM_TOKENS, **fields: Any
+) -> list[int]:
     request = scheduler_pb2.SchedulerServiceGenerateRequest(
         prompt_token_ids=prompt,
         sampling=types_pb2.SamplingParams(temperature=0.0, max_tokens=num_tokens),
+        **fields,
     )
     found: list[int] = []
     async for response in stub.Generate(request):

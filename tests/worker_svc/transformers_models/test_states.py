@@ -4,13 +4,21 @@ import numpy as np
 import pytest
 import torch
 
-from worker_svc.transformers_models.states import RECURRENT, SlotStates, StateKey, StateShape
+from worker_svc.transformers_models.states import (
+    CONV,
+    RECURRENT,
+    SlotStates,
+    StateKey,
+    StateShape,
+    row_bytes,
+)
 
 KEY = StateKey(0, RECURRENT, 0)
 
 
-def states_of(num_slots: int) -> SlotStates:
-    return SlotStates({KEY: StateShape((2,), torch.float32)}, num_slots, torch.device("cpu"))
+def states_of(num_slots: int, num_snapshots: int = 0) -> SlotStates:
+    shapes = {KEY: StateShape((2,), torch.float32)}
+    return SlotStates(shapes, num_slots, torch.device("cpu"), num_snapshots)
 
 
 def read(states: SlotStates, slot: int) -> list[float]:
@@ -66,7 +74,55 @@ def test_padding_has_a_place_of_its_own() -> None:
     assert [read(states, slot) for slot in range(2)] == [[0, 0], [1, 1]]
 
 
-NUM_SLOTS, NUM_ACTIONS, PRIME = 5, 40_000, 1009  # with 100,000 states
+def test_a_snapshot_is_what_a_slot_held_and_another_begins_with_it() -> None:
+    states = states_of(3, num_snapshots=2)
+    write(states, {0: [1.0, 2.0], 1: [3.0, 4.0]})
+    states.save({0: 2, 1: 1})
+    states.commit(np.array([0, 1]))
+    write(states, {0: [9.0, 9.0]})
+    states.commit(np.array([0]))
+    states.restore({2: 2, 0: 1})
+    assert [read(states, slot) for slot in range(3)] == [[3, 4], [3, 4], [1, 2]]
+    write(states, {2: [5.0, 6.0], 0: [7.0, 8.0]})
+    states.commit(np.array([2, 0]))
+    assert [read(states, slot) for slot in range(3)] == [[7, 8], [3, 4], [5, 6]]
+
+
+def test_a_failed_step_begins_after_no_snapshot() -> None:
+    states = states_of(2, num_snapshots=1)
+    write(states, {0: [1.0, 2.0], 1: [3.0, 4.0]})
+    states.commit(np.array([0, 1]))
+    states.save({1: 1})
+    states.restore({0: 1})
+    states.rollback()
+    assert [read(states, slot) for slot in range(2)] == [[1, 2], [3, 4]]
+    states.restore({0: 1})
+    write(states, {0: [5.0, 6.0]})
+    states.rollback()
+    assert [read(states, slot) for slot in range(2)] == [[1, 2], [3, 4]]
+
+
+def test_states_of_several_types_and_sizes_lie_in_one_row() -> None:
+    shapes = {
+        StateKey(0, RECURRENT, 0): StateShape((3, 1), torch.float32),
+        StateKey(0, CONV, 0): StateShape((5,), torch.bfloat16),
+        StateKey(1, RECURRENT, 0): StateShape((2, 2), torch.float32),
+    }
+    states = SlotStates(shapes, 2, torch.device("cpu"), num_snapshots=1)
+    drawn = {k: torch.randn(1, *s.shape).to(s.dtype) for k, s in shapes.items()}
+    states.write(torch.tensor([1]), drawn)
+    states.save({1: 1})
+    states.restore({0: 1})
+    found = states.read(torch.tensor([0]), torch.tensor([False]))
+    assert all(torch.equal(found[key], drawn[key]) for key in shapes)
+    states.keep(1, {key: value + 1 for key, value in drawn.items()})
+    found = states.read(torch.tensor([0]), torch.tensor([False]))
+    assert all(torch.equal(found[key], drawn[key] + 1) for key in shapes)
+    assert row_bytes(shapes) == 16 + 16 + 16
+
+
+NUM_SLOTS, NUM_SNAPSHOTS, PRIME = 5, 4, 1009
+NUM_ACTIONS = 40_000  # with 100,000 states
 
 
 def followed(state: int, token: int) -> int:
@@ -77,36 +133,50 @@ def followed(state: int, token: int) -> int:
 def drawn_actions(states: SlotStates, num_actions: int) -> int:
     """Random steps of random slots, some of which fail; how many states were wrong at the end."""
     random = np.random.default_rng(7)
-    lengths, expected = [0] * NUM_SLOTS, [0] * NUM_SLOTS
+    expected: list[int | None] = [None] * NUM_SLOTS  # None: no token yet
+    kept: dict[int, int] = {}  # by snapshot
     num_wrong = 0
     for _ in range(num_actions):
         slots = np.flatnonzero(random.random(NUM_SLOTS) < 0.5)
         if not len(slots):
             slots = np.array([int(random.integers(NUM_SLOTS))])
-        for slot in slots:
-            if lengths[slot] and random.random() < 0.05:  # the slot's next sequence
-                lengths[slot] = 0
+        begins = dict(enumerate(expected))
+        given = {}
+        for slot in slots.tolist():
+            if random.random() < 0.05:  # the slot's next sequence
+                begins[slot] = None
+                if kept and random.random() < 0.5:
+                    given[slot] = int(random.choice(list(kept)))
+                    begins[slot] = kept[given[slot]]
+        if given:
+            states.restore(given)
         tokens = random.integers(1000, size=len(slots)).tolist()
-        is_first = torch.tensor([lengths[slot] == 0 for slot in slots])
+        is_first = torch.tensor([begins[slot] is None for slot in slots.tolist()])
         before = states.read(torch.from_numpy(slots), is_first)[KEY][:, 0].tolist()
         after = [followed(int(state), token) for state, token in zip(before, tokens, strict=True)]
         states.write(torch.from_numpy(slots), {KEY: torch.tensor([[s, 0.0] for s in after])})
+        saves = {}
+        if random.random() < 0.1:
+            saves = {int(random.choice(slots)): int(random.integers(1, NUM_SNAPSHOTS + 1))}
+            states.save(saves)
+            kept = {n: state for n, state in kept.items() if n not in saves.values()}
         if random.random() < 0.2:
             states.rollback()
             continue
         states.commit(slots)
-        for slot, token in zip(slots, tokens, strict=True):
-            expected[slot] = followed(expected[slot] if lengths[slot] else 0, token)
-            lengths[slot] += 1
+        for slot, token in zip(slots.tolist(), tokens, strict=True):
+            expected[slot] = followed(begins[slot] or 0, token)
+            if slot in saves:
+                kept[saves[slot]] = expected[slot] or 0
         num_wrong += after != [expected[slot] for slot in slots]
     return num_wrong
 
 
 def test_random_steps_give_each_sequence_the_state_of_its_own_tokens() -> None:
-    assert drawn_actions(states_of(NUM_SLOTS), NUM_ACTIONS) == 0
+    assert drawn_actions(states_of(NUM_SLOTS, NUM_SNAPSHOTS), NUM_ACTIONS) == 0
 
 
-@pytest.mark.parametrize("method", ["rollback", "commit"])
+@pytest.mark.parametrize("method", ["rollback", "commit", "restore", "save"])
 def test_a_planted_bug_is_found(monkeypatch: pytest.MonkeyPatch, method: str) -> None:
     monkeypatch.setattr(SlotStates, method, lambda *_: None)
-    assert drawn_actions(states_of(NUM_SLOTS), 1000) > 0
+    assert drawn_actions(states_of(NUM_SLOTS, NUM_SNAPSHOTS), 1000) > 0

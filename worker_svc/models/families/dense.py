@@ -74,6 +74,21 @@ def windowed(
     return replace(spec, layers=tuple(layers))
 
 
+def windowed_throughout(config: ConfigJson, spec: ModelSpec, window: int | None) -> ModelSpec:
+    """The model with a window on all layers, as classes give it that read no `layer_types`.
+
+    Raises UnsupportedModel.
+    """
+    kinds = config.get("layer_types")
+    if window is not None and kinds is not None and set(kinds) != {SLIDING}:
+        if SLIDING in kinds:
+            raise UnsupportedModel(
+                f"layer_types: layers of {config.architecture} have one window, or all none"
+            )
+        return replace(spec, unsure_window=window)  # the configuration contradicts the class
+    return windowed(config, spec, window, [True] * spec.num_layers)
+
+
 def windowed_as_qwen(config: ConfigJson, spec: ModelSpec) -> ModelSpec:
     """The model with a window on its layers from `max_window_layers` on, if it is in use."""
     in_use = bool(config.get("use_sliding_window"))

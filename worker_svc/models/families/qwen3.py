@@ -7,9 +7,13 @@ from worker_svc.models.spec import ModelSpec
 
 
 def read(config: ConfigJson) -> ModelSpec:
+    return dense.windowed_as_qwen(config, without_windows(config))
+
+
+def without_windows(config: ConfigJson) -> ModelSpec:
+    """The model as if all its layers saw all tokens. Raises UnsupportedModel."""
     has_bias = config.flag("attention_bias")
-    spec = dense.decoder(config, qkv_bias=has_bias, o_bias=has_bias, qk_norm=True, may_slide=True)
-    return dense.windowed_as_qwen(config, spec)
+    return dense.decoder(config, qkv_bias=has_bias, o_bias=has_bias, qk_norm=True, may_slide=True)
 
 
 FAMILY = Family("Qwen3ForCausalLM", "qwen3", read, keys=dense.QWEN_KEYS | {"attention_bias"})

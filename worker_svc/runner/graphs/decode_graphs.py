@@ -24,6 +24,7 @@ from worker_svc.models.layer_stack import LayerStack
 from worker_svc.models.step_model import StepModel
 from worker_svc.protocol.step import IntColumn, Limits
 from worker_svc.runner.device_slots import SlotsOnDevice
+from worker_svc.runner.graphs.group_batches import with_groups
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +64,7 @@ class DecodeGraphs:
         self._slots = slots
         self._limits = limits
         self.sizes = batch_sizes(limits.max_decode_rows)
-        self._inputs = DecodeInputs.empty(self.sizes[-1], limits.max_blocks_per_seq, slots.device)
+        self._inputs = DecodeInputs.empty(self.sizes[-1], slots.tables.width, slots.device)
         self._batch_slots = torch.full(
             (self.sizes[-1],), NO_SLOT, dtype=torch.int32, device=slots.device
         )
@@ -135,9 +136,10 @@ class DecodeGraphs:
         )  # fmt: skip
         batch = AttentionBatch.of_decodes(
             inputs.slot_mapping,
-            inputs.block_tables,
+            inputs.block_tables[:, held.tables.parts[0].columns],
             inputs.context_lens,
             self._limits.max_model_len,
             rows,
         )
+        batch = with_groups(batch, held, rows, inputs.positions)
         return layers.forward(inputs.token_ids, inputs.positions, self._kv_cache, batch)

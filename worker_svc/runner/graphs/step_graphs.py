@@ -30,6 +30,7 @@ from worker_svc.protocol.step import Limits
 from worker_svc.runner.device_sampling import PlacedLogits
 from worker_svc.runner.device_slots import SlotsOnDevice
 from worker_svc.runner.graphs.decode_graphs import size_for
+from worker_svc.runner.graphs.group_batches import sequences_of, with_groups
 from worker_svc.runner.graphs.step_map import (
     ENTERING_WORDS,
     MAX_ENTERING,
@@ -93,7 +94,7 @@ class StepGraphs:
         buffer = torch.zeros(num_words, dtype=torch.int32, device=device)
         self._buffer, self._columns = buffer, self._layout.columns(buffer)
         self._entering = buffer[self._layout.num_words :]
-        self._inputs = StepInputs.empty(self.sizes[-1], most, limits.max_blocks_per_seq, device)
+        self._inputs = StepInputs.empty(self.sizes[-1], most, slots.tables.width, device)
         # What goes from the first graph to the second.
         self._carried = tuple(
             torch.zeros((most, width), dtype=model.dtype, device=device)
@@ -184,28 +185,37 @@ class StepGraphs:
         gather_last(*carried, inputs.last_rows, *self._carried)
 
     def _batch(self, size: int, inputs: StepInputs) -> AttentionBatch:
-        columns = self._columns
+        columns, held = self._columns, self._slots
         num_tiles = max_tiles(size, self._tile_tokens[size])
         tiles = Tiles(columns.tile_rows[:num_tiles], columns.tile_firsts[:num_tiles], size)
-        return AttentionBatch(
+        batch = AttentionBatch(
             slot_mapping=inputs.slot_mapping,
-            block_tables=inputs.block_tables,
+            block_tables=inputs.block_tables[:, held.tables.parts[0].columns],
             context_lens=inputs.context_lens,
             cu_seqlens_q=columns.firsts,
             max_seqlen_q=size,
             max_context_len=self._limits.max_model_len,
             mixed=MixedBatch(columns.num_decodes, inputs.decode_lens, tiles),
         )
+        if not held.tables.others:
+            return batch
+        sequences = sequences_of(columns.firsts, inputs.context_lens, size)
+        return with_groups(batch, held, columns.slots, inputs.positions, sequences)
 
     def _decode_batch(self, num_rows: int) -> AttentionBatch:
         """The first sequences, of each its last token."""
-        inputs = self._inputs
-        return AttentionBatch.of_decodes(
+        inputs, held = self._inputs, self._slots
+        context_lens = inputs.context_lens[:num_rows]
+        batch = AttentionBatch.of_decodes(
             inputs.slot_mapping[:num_rows],
-            inputs.block_tables[:num_rows],
-            inputs.context_lens[:num_rows],
+            inputs.block_tables[:num_rows, held.tables.parts[0].columns],
+            context_lens,
             self._limits.max_model_len,
         )
+        if not held.tables.others:
+            return batch
+        positions = (context_lens.long() - 1).clamp_(min=0)
+        return with_groups(batch, held, self._columns.slots[:num_rows], positions)
 
     def _rehearse_end(self, num_rows: int) -> None:
         """Everything that graphs of so many rows launch."""

@@ -41,7 +41,7 @@ def run(
 
 def test_grants_change_no_output() -> None:
     num_granted = num_skipped = 0
-    for seed in range(30):
+    for seed in range(33):
         *calm, _ = run(seed, max_steps=0, lookahead=0)
         for max_steps, lookahead in ((8, 1), (3, 0), (16, 2)):
             *granted, simulation = run(seed, max_steps, lookahead)

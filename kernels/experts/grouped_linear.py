@@ -1,0 +1,225 @@
+# mypy: disable-error-code="untyped-decorator"
+"""Products of rows with the weights of their experts, and the weighted sums of these.
+
+    x [T, K], weight [E, N, K]              ->  [T * top_k, N], a row for each pair
+    with gated, weight [E, 2N, K]:              silu(gate) * up
+    y [T * top_k, N], residual [T, N] or None  ->  [T, N]
+
+Weights in 8 bits are widened in registers; a sum is multiplied by its scale, group by group.
+
+A program multiplies a tile of one expert's rows with some rows of its weight. The grid has room
+for every routing of the number of rows; which tile a program has it finds by the experts' counts,
+so that no host knows them. Programs beyond the last tile end at once. Neighbouring programs read
+one expert's weights: they come from memory once.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from kernels.experts.router import Routing
+from kernels.experts.weights import ExpertWeights
+from kernels.pdl import has_pdl, launch_options
+
+_COMBINED = 1024  # columns of a program that adds
+
+
+@dataclass(frozen=True, slots=True)
+class _Config:
+    block_m: int  # rows of an expert
+    block_n: int
+    block_k: int
+    num_stages: int
+    num_warps: int
+
+
+def _config(
+    num_rows: int, rows_per_expert: float, gated: bool, itemsize: int, is_fp8: bool
+) -> _Config:
+    """The launch configuration; measured on H100 with the experts of Qwen3-30B-A3B.
+
+    A kernel is compiled for each, so there are few. Rehearsals meet them all, since they have
+    steps of 2 to 256 rows, of the largest number, and of all sizes of graphs between.
+    """
+    if itemsize == 4:  # no tensor cores, twice the shared memory
+        return _Config(16, 64, 32, 2, 4)
+    if num_rows > 1024:
+        return _Config(128, 128, 64, 4 if gated else 3, 8)
+    if num_rows > 256:
+        return _Config(64, 128, 64, 4 if gated else 3, 8)
+    if rows_per_expert > 4:
+        return _Config(32, 64, 128, 4 if gated else 3, 4)
+    return _Config(16, 64, 128, 4 if gated and not is_fp8 else 3, 4)
+
+
+def grouped_linear(
+    x: torch.Tensor, weight: ExpertWeights, routing: Routing, *, gated: bool = False
+) -> torch.Tensor:
+    """The product of each pair, [T * top_k, N]; x has a row for each row of the step, or pair."""
+    weight.check(x)
+    num_experts, width, k = weight.values.shape
+    n, num_rows, num_pairs = width // (1 + gated), len(routing.experts), routing.num_pairs
+    if len(x) not in (num_rows, num_pairs):
+        raise ValueError(f"{len(x)} rows of x for {num_rows} rows and {num_pairs} pairs")
+    is_fp8 = weight.scales is not None
+    config = _config(num_rows, num_pairs / num_experts, gated, x.element_size(), is_fp8)
+    out = x.new_empty((num_pairs, n))
+    # Each expert with rows may have one tile that is not full.
+    most_tiles = min(num_experts, num_pairs) + num_pairs // config.block_m
+    block_k = weight.block_k(config.block_k)
+    _grouped_linear_kernel[(most_tiles * triton.cdiv(n, config.block_n),)](
+        x, weight.values, weight.scales, routing.counts, routing.pairs, out, num_rows, x.stride(0),
+        E=num_experts,
+        N=n,
+        K=k,
+        GROUPS=weight.num_groups,
+        STEPS_OF_A_GROUP=(weight.group or block_k) // block_k,
+        ROWS_OF_A_TOKEN=1 if len(x) == num_pairs else routing.top_k,
+        BLOCK_E=triton.next_power_of_2(num_experts),
+        BLOCK_M=config.block_m,
+        BLOCK_N=config.block_n,
+        BLOCK_K=block_k,
+        STAGES=config.num_stages,
+        GATED=gated,
+        IS_FP8=is_fp8,
+        PDL=has_pdl(x),
+        num_warps=config.num_warps,
+        **launch_options(x),
+    )  # fmt: skip
+    return out
+
+
+def combined(y: torch.Tensor, routing: Routing, residual: torch.Tensor | None) -> torch.Tensor:
+    """The weighted sum over each row's pairs y [T * top_k, N], plus the residual: [T, N]."""
+    num_rows, width = len(routing.experts), y.shape[1]
+    out = y.new_empty((num_rows, width))
+    _combined_kernel[(num_rows, triton.cdiv(width, _COMBINED))](
+        y, routing.weights, residual, out,
+        N=width,
+        TOP_K=routing.top_k,
+        BLOCK_N=_COMBINED,
+        HAS_RESIDUAL=residual is not None,
+        PDL=has_pdl(y),
+        num_warps=4,
+        **launch_options(y),
+    )  # fmt: skip
+    return out
+
+
+@triton.jit(do_not_specialize=["T"])  # one kernel for all numbers of rows
+def _grouped_linear_kernel(
+    x_ptr: tl.tensor,
+    weight_ptr: tl.tensor,
+    scales_ptr: tl.tensor,  # [E, N or 2N, GROUPS] where IS_FP8
+    counts_ptr: tl.tensor,
+    pairs_ptr: tl.tensor,
+    out_ptr: tl.tensor,
+    T: tl.tensor,
+    stride_x: tl.tensor,
+    E: tl.constexpr,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    GROUPS: tl.constexpr,
+    STEPS_OF_A_GROUP: tl.constexpr,  # tiles of columns that share scales, if there are groups
+    ROWS_OF_A_TOKEN: tl.constexpr,  # pairs that share a row of x
+    BLOCK_E: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    STAGES: tl.constexpr,
+    GATED: tl.constexpr,
+    IS_FP8: tl.constexpr,
+    PDL: tl.constexpr,
+) -> None:
+    TILES_N: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
+    tile = tl.program_id(0) // TILES_N
+    e = tl.arange(0, BLOCK_E)
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    counts = tl.load(counts_ptr + e, mask=e < E, other=0)
+    tiles = (counts + BLOCK_M - 1) // BLOCK_M
+    ends = tl.cumsum(tiles, 0)
+    if tile < tl.sum(tiles, 0):
+        expert = tl.sum((ends <= tile).to(tl.int32), 0)
+        is_it = e == expert
+        count = tl.sum(tl.where(is_it, counts, 0), 0)
+        first = (tile - tl.sum(tl.where(is_it, ends - tiles, 0), 0)) * BLOCK_M
+        m = first + tl.arange(0, BLOCK_M)
+        n = tl.program_id(0) % TILES_N * BLOCK_N + tl.arange(0, BLOCK_N)
+        k = tl.arange(0, BLOCK_K)
+        # Rows and columns beyond the last repeat it and are not stored.
+        pair = tl.load(pairs_ptr + expert * T + tl.minimum(m, count - 1)).to(tl.int64)
+        columns = tl.minimum(n, N - 1)
+        x_ptrs = x_ptr + (pair // ROWS_OF_A_TOKEN)[:, None] * stride_x + k[None, :]
+        of_expert = weight_ptr + expert.to(tl.int64) * ((1 + GATED) * N * K)
+        w_ptrs = of_expert + columns[:, None] * K + k[None, :]  # [BLOCK_N, BLOCK_K]
+        if IS_FP8:
+            s_ptrs = scales_ptr + (expert * ((1 + GATED) * N) + columns) * GROUPS
+        acc = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
+        acc_up = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
+        for k0 in tl.range(0, K, BLOCK_K, num_stages=STAGES):
+            if K % BLOCK_K == 0:
+                w = tl.load(w_ptrs + k0)
+                x = tl.load(x_ptrs + k0)
+            else:
+                is_k = (k0 + k < K)[None, :]
+                w = tl.load(w_ptrs + k0, mask=is_k, other=0.0)
+                x = tl.load(x_ptrs + k0, mask=is_k, other=0.0)
+            if GROUPS == 1:
+                acc = tl.dot(w.to(x.dtype), tl.trans(x), acc, input_precision="ieee")
+            else:
+                group = k0 // BLOCK_K // STEPS_OF_A_GROUP
+                part = tl.dot(w.to(x.dtype), tl.trans(x), input_precision="ieee")
+                acc += part * tl.load(s_ptrs + group)[:, None]
+            if GATED:
+                if K % BLOCK_K == 0:
+                    u = tl.load(w_ptrs + N * K + k0)
+                else:
+                    u = tl.load(w_ptrs + N * K + k0, mask=(k0 + k < K)[None, :], other=0.0)
+                if GROUPS == 1:
+                    acc_up = tl.dot(u.to(x.dtype), tl.trans(x), acc_up, input_precision="ieee")
+                else:
+                    part = tl.dot(u.to(x.dtype), tl.trans(x), input_precision="ieee")
+                    acc_up += part * tl.load(s_ptrs + N * GROUPS + group)[:, None]
+        if IS_FP8 and GROUPS == 1:
+            acc *= tl.load(s_ptrs)[:, None]
+            if GATED:
+                acc_up *= tl.load(s_ptrs + N)[:, None]
+        if GATED:
+            acc = acc / (1.0 + tl.exp(-acc)) * acc_up
+        inside = (n < N)[:, None] & (m < count)[None, :]
+        to = pair[None, :] * N + n[:, None]
+        tl.store(out_ptr + to, acc.to(out_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _combined_kernel(
+    y_ptr: tl.tensor,
+    weights_ptr: tl.tensor,
+    residual_ptr: tl.tensor,
+    out_ptr: tl.tensor,
+    N: tl.constexpr,
+    TOP_K: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr,
+    PDL: tl.constexpr,
+) -> None:
+    row = tl.program_id(0)
+    n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    is_n = n < N
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    to = row.to(tl.int64) * N + n
+    total = tl.zeros([BLOCK_N], tl.float32)
+    if HAS_RESIDUAL:
+        total += tl.load(residual_ptr + to, mask=is_n, other=0.0).to(tl.float32)
+    for place in tl.static_range(TOP_K):
+        pair = row * TOP_K + place
+        y = tl.load(y_ptr + pair.to(tl.int64) * N + n, mask=is_n, other=0.0)
+        total += y.to(tl.float32) * tl.load(weights_ptr + pair)
+    tl.store(out_ptr + to, total.to(out_ptr.dtype.element_ty), mask=is_n)

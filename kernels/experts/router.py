@@ -1,0 +1,243 @@
+# mypy: disable-error-code="untyped-decorator"
+"""Routing: which experts a row has, with which weights, and which rows an expert has.
+
+    x [T, h], router [E, h]  ->  logits [T, E] float32
+    logits [T, E]            ->  Routing
+
+All of it stays on the device: a graph holds any routing of its number of rows. Products and the
+softmax are float32. Of equal logits the expert with the smaller index is chosen.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from kernels.norm.rms_norm import rms_norm
+from kernels.pdl import has_pdl, launch_options
+
+_MAX_HIDDEN = 8192  # of a row that a program has in registers
+_MOST_BY_ROW = 32  # rows of which each has programs of its own
+_TILE = 8192  # elements of the router that such a program reads, unless a row has more
+_BLOCK_M, _BLOCK_E = 32, 64  # rows and experts of a tile, for more rows
+
+
+@dataclass(frozen=True, slots=True)
+class Routing:
+    """The experts of each row, and the rows of each expert. A pair is row * top_k + place."""
+
+    experts: torch.Tensor  # [T, top_k] int32; largest weight first
+    weights: torch.Tensor  # [T, top_k] float32
+    counts: torch.Tensor  # [E] int32: the number of rows of each expert
+    pairs: torch.Tensor  # [E, T] int32: those of each expert in any order, `counts` of them
+
+    @property
+    def top_k(self) -> int:
+        """The number of experts of a row."""
+        return self.experts.shape[1]
+
+    @property
+    def num_pairs(self) -> int:
+        """Rows times experts of a row."""
+        return self.experts.numel()
+
+
+def route(
+    x: torch.Tensor,
+    router: torch.Tensor,
+    norm_weight: torch.Tensor | None,
+    eps: float,
+    top_k: int,
+    renormalizes: bool,
+) -> tuple[torch.Tensor, Routing]:
+    """(x, or with `norm_weight` its RMS norm; the routing of that).
+
+    With `renormalizes` the weights of a row's experts are divided by their sum.
+    """
+    num_experts, hidden = router.shape
+    if not 0 < top_k <= num_experts:
+        raise ValueError(f"top_k: {top_k} of {num_experts} experts")
+    if x.shape[1] != hidden or x.stride(1) != 1 or not router.is_contiguous():
+        raise ValueError(f"x must be [T, {hidden}], router contiguous, got {tuple(x.shape)}")
+    if router.dtype != x.dtype:
+        raise TypeError(f"x is {x.dtype}, router is {router.dtype}")
+    counts = torch.empty(num_experts, dtype=torch.int32, device=x.device)
+    normed, logits = _logits(x, router, norm_weight, eps, counts)
+    return normed, _chosen(logits, counts, top_k, renormalizes)
+
+
+def _logits(
+    x: torch.Tensor,
+    router: torch.Tensor,
+    norm_weight: torch.Tensor | None,
+    eps: float,
+    counts: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(the norm of x, logits); also clears `counts`."""
+    (num_rows, hidden), num_experts = x.shape, len(router)
+    logits = torch.empty((num_rows, num_experts), dtype=torch.float32, device=x.device)
+    common = dict(E=num_experts, H=hidden, PDL=has_pdl(x), num_warps=4, **launch_options(x))
+    if num_rows <= _MOST_BY_ROW and hidden <= _MAX_HIDDEN:
+        normed = x if norm_weight is None else x.new_empty((num_rows, hidden))
+        block = triton.next_power_of_2(hidden)
+        block_e = max(1, min(_TILE // block, triton.next_power_of_2(num_experts)))
+        _row_logits_kernel[(triton.cdiv(num_experts, block_e), num_rows)](
+            x, router, norm_weight, normed, logits, counts, eps, x.stride(0),
+            BLOCK_E=block_e, BLOCK_H=block, NORM=norm_weight is not None, **common,
+        )  # fmt: skip
+        return normed, logits
+    normed = x if norm_weight is None else rms_norm(x, norm_weight, eps)
+    tiles = triton.cdiv(num_rows, _BLOCK_M), triton.cdiv(num_experts, _BLOCK_E)
+    _tile_logits_kernel[tiles](
+        normed, router, logits, counts, num_rows, normed.stride(0),
+        BLOCK_M=_BLOCK_M, BLOCK_E=_BLOCK_E, BLOCK_H=256 // x.element_size(), **common,
+    )  # fmt: skip
+    return normed, logits
+
+
+def _chosen(logits: torch.Tensor, counts: torch.Tensor, top_k: int, renormalizes: bool) -> Routing:
+    (num_rows, num_experts), device = logits.shape, logits.device
+    experts = torch.empty((num_rows, top_k), dtype=torch.int32, device=device)
+    weights = torch.empty((num_rows, top_k), dtype=torch.float32, device=device)
+    pairs = torch.empty((num_experts, num_rows), dtype=torch.int32, device=device)
+    block_e = triton.next_power_of_2(num_experts)
+    _choose_kernel[(num_rows,)](
+        logits, experts, weights, counts, pairs, num_rows,
+        E=num_experts,
+        TOP_K=top_k,
+        BLOCK_E=block_e,
+        BLOCK_K=triton.next_power_of_2(top_k),
+        RENORMALIZES=renormalizes,
+        PDL=has_pdl(logits),
+        num_warps=max(1, block_e // 256),
+        **launch_options(logits),
+    )  # fmt: skip
+    return Routing(experts, weights, counts, pairs)
+
+
+@triton.jit
+def _row_logits_kernel(
+    x_ptr: tl.tensor,
+    router_ptr: tl.tensor,
+    norm_ptr: tl.tensor,
+    normed_ptr: tl.tensor,
+    logits_ptr: tl.tensor,
+    counts_ptr: tl.tensor,
+    eps: tl.tensor,
+    stride_x: tl.tensor,
+    E: tl.constexpr,
+    H: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+    BLOCK_H: tl.constexpr,
+    NORM: tl.constexpr,
+    PDL: tl.constexpr,
+) -> None:
+    """Some experts' logits of one row, which every program of the row norms for itself."""
+    tile, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    if PDL:
+        gdc_launch_dependents()
+    e = tile * BLOCK_E + tl.arange(0, BLOCK_E)
+    h = tl.arange(0, BLOCK_H)
+    is_e, is_h = e < E, h < H
+    w = tl.load(
+        router_ptr + e[:, None] * H + h[None, :], mask=is_e[:, None] & is_h[None, :], other=0.0
+    )
+    if NORM:
+        scale = tl.load(norm_ptr + h, mask=is_h, other=0.0)
+    if PDL:
+        gdc_wait()
+    x = tl.load(x_ptr + row * stride_x + h, mask=is_h, other=0.0)
+    if NORM:
+        xf = x.to(tl.float32)
+        x = (xf * tl.rsqrt(tl.sum(xf * xf, 0) / H + eps)).to(x.dtype) * scale
+        if tile == 0:
+            tl.store(normed_ptr + row * H + h, x, mask=is_h)
+    logits = tl.sum(w.to(tl.float32) * x.to(tl.float32)[None, :], 1)
+    tl.store(logits_ptr + row * E + e, logits, mask=is_e)
+    if row == 0:
+        tl.store(counts_ptr + e, tl.zeros([BLOCK_E], tl.int32), mask=is_e)
+
+
+@triton.jit(do_not_specialize=["T"])  # one kernel for all numbers of rows
+def _tile_logits_kernel(
+    x_ptr: tl.tensor,
+    router_ptr: tl.tensor,
+    logits_ptr: tl.tensor,
+    counts_ptr: tl.tensor,
+    T: tl.tensor,
+    stride_x: tl.tensor,
+    E: tl.constexpr,
+    H: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+    BLOCK_H: tl.constexpr,
+    PDL: tl.constexpr,
+) -> None:
+    """Some experts' logits of some rows."""
+    if PDL:
+        gdc_launch_dependents()
+    m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    e = tl.program_id(1) * BLOCK_E + tl.arange(0, BLOCK_E)
+    h = tl.arange(0, BLOCK_H)
+    # Rows and experts beyond the last repeat it and are not stored.
+    x_ptrs = x_ptr + tl.minimum(m, T - 1).to(tl.int64)[:, None] * stride_x + h[None, :]
+    w_ptrs = router_ptr + tl.minimum(e, E - 1)[None, :] * H + h[:, None]
+    if PDL:
+        gdc_wait()
+    acc = tl.zeros([BLOCK_M, BLOCK_E], tl.float32)
+    for h0 in tl.range(0, H, BLOCK_H, num_stages=3):
+        is_h = h0 + h < H
+        x = tl.load(x_ptrs + h0, mask=is_h[None, :], other=0.0)
+        w = tl.load(w_ptrs + h0, mask=is_h[:, None], other=0.0)
+        acc = tl.dot(x, w, acc, input_precision="ieee")
+    inside = (m < T)[:, None] & (e < E)[None, :]
+    tl.store(logits_ptr + m.to(tl.int64)[:, None] * E + e[None, :], acc, mask=inside)
+    if tl.program_id(0) == 0:
+        tl.store(counts_ptr + e, tl.zeros([BLOCK_E], tl.int32), mask=e < E)
+
+
+@triton.jit(do_not_specialize=["T"])
+def _choose_kernel(
+    logits_ptr: tl.tensor,
+    experts_ptr: tl.tensor,
+    weights_ptr: tl.tensor,
+    counts_ptr: tl.tensor,
+    pairs_ptr: tl.tensor,
+    T: tl.tensor,
+    E: tl.constexpr,
+    TOP_K: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    RENORMALIZES: tl.constexpr,
+    PDL: tl.constexpr,
+) -> None:
+    """One row's experts; the row takes a place among the rows of each."""
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    row = tl.program_id(0)
+    e, place = tl.arange(0, BLOCK_E), tl.arange(0, BLOCK_K)
+    z = tl.load(logits_ptr + row.to(tl.int64) * E + e, mask=e < E, other=0.0)
+    # Rows of padding may hold anything. What is no number comes last, but before an expert that
+    # is chosen already: no row may have an expert twice, nor one that is not there.
+    z = tl.where(z == z, tl.maximum(z, -3.0e38), -3.0e38)
+    z = tl.where(e < E, z, float("-inf"))
+    top = tl.max(z, 0)
+    total = tl.sum(tl.exp(z - top), 0)
+    chosen = tl.zeros([BLOCK_K], tl.int32)
+    weight = tl.zeros([BLOCK_K], tl.float32)
+    for i in tl.static_range(TOP_K):
+        best = tl.max(z, 0)
+        index = tl.min(tl.where(z == best, e, BLOCK_E), 0)
+        chosen = tl.where(place == i, index, chosen)
+        weight = tl.where(place == i, tl.exp(best - top) / total, weight)
+        z = tl.where(e == index, float("-inf"), z)
+    if RENORMALIZES:
+        weight /= tl.sum(weight, 0)
+    pair, is_place = row * TOP_K + place, place < TOP_K
+    tl.store(experts_ptr + pair, chosen, mask=is_place)
+    tl.store(weights_ptr + pair, weight, mask=is_place)
+    rank = tl.atomic_add(counts_ptr + chosen, 1, mask=is_place, sem="relaxed")
+    tl.store(pairs_ptr + chosen * T + rank, pair, mask=is_place)

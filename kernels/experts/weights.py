@@ -1,0 +1,67 @@
+"""The weights of all experts of a layer, as the kernels read them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from kernels import fp8
+from kernels.quantized.scaled import FLOAT8, ScaledWeight
+
+_LEAST_GROUP = 32  # columns that tensor cores multiply at once, with some to spare
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertWeights:
+    """A weight [N, K] of each expert: float numbers, or 8-bit floats and scales."""
+
+    values: torch.Tensor  # [E, N, K]
+    scales: torch.Tensor | None = None  # [E, N, groups of columns] float32
+    group: int | None = None  # columns that share scales; None: all
+
+    def __post_init__(self) -> None:
+        """Raises ValueError or TypeError naming what does not fit."""
+        if self.values.ndim != 3 or not self.values.is_contiguous():
+            raise ValueError(f"weights must be contiguous [E, N, K], got {self.values.shape}")
+        if (self.scales is None) == (self.values.dtype == FLOAT8):
+            raise TypeError(f"weights of {self.values.dtype}: {FLOAT8} alone has scales")
+        if self.scales is not None:
+            wanted = (*self.values.shape[:2], self.num_groups)
+            if self.scales.shape != wanted or self.scales.dtype != torch.float32:
+                raise ValueError(f"scales must be float32 {wanted}, got {tuple(self.scales.shape)}")
+
+    @classmethod
+    def stacked(cls, parts: Sequence[ScaledWeight]) -> "ExpertWeights | None":
+        """The weights of all experts in 8 bits; None if groups are no tiles, or not all alike."""
+        groups = {part.group for part in parts}
+        group = groups.pop()
+        is_whole = group >= parts[0].shape[1]
+        if groups or (not is_whole and group & -group < _LEAST_GROUP):
+            return None
+        values = torch.stack([part.values.view(torch.uint8) for part in parts])
+        scales = torch.stack([part.scales for part in parts])
+        return cls(values.view(FLOAT8), scales, None if is_whole else group)
+
+    @property
+    def num_groups(self) -> int:
+        """Groups of columns with scales of their own."""
+        return 1 if self.group is None else -(-self.values.shape[2] // self.group)
+
+    def block_k(self, most: int) -> int:
+        """Columns of a tile, a power of two up to `most`: those of one group."""
+        return most if self.group is None else min(most, self.group & -self.group)
+
+    def check(self, x: torch.Tensor) -> None:
+        """Raises ValueError or TypeError if rows x [M, K] cannot be multiplied."""
+        k = self.values.shape[2]
+        if x.shape[1] != k or x.stride(1) != 1:
+            raise ValueError(f"x must be [T, {k}], its rows contiguous, got {tuple(x.shape)}")
+        if self.scales is None and self.values.dtype != x.dtype:
+            raise TypeError(f"x is {x.dtype}, weights are {self.values.dtype}")
+
+
+def serves_float8(device: torch.device) -> bool:
+    """True if kernels on the device convert 8-bit floats."""
+    if device.type != "cuda":
+        return True
+    return torch.cuda.get_device_capability(device) >= fp8.MIN_CAPABILITY[FLOAT8]

@@ -1,0 +1,49 @@
+"""Families with experts on a GPU, by layers of ours: in graphs, with tokens of transformers."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from tests.worker_svc.conftest import serving
+from tests.worker_svc.models.test_experts_served import CASES
+from tests.worker_svc.transformers_models import test_served
+from tests.worker_svc.transformers_models.families import Oracle, write
+from tests.worker_svc.transformers_models.test_served import Family
+from worker_svc.models.decoder import Decoder
+from worker_svc.runner.cuda_runner import CudaRunner
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+]
+CONFIG = replace(test_served.CONFIG, device="cuda", model_impl="native")
+SIZES: dict[str, Any] = {"head_dim": 16, "hidden_size": 64}  # heads that the kernels serve
+
+
+@pytest.fixture(scope="module", params=CASES)
+def family(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Family]:
+    name, sizes = CASES[request.param]
+    folder = write(name, tmp_path_factory.mktemp("experts") / name, SIZES | sizes)
+    oracle = Oracle(name, folder)
+    prompts = [test_served.prompt_of(length) for length in test_served.LENGTHS]
+    wanted = [oracle(prompt, test_served.NUM_TOKENS) for prompt in prompts]
+    with serving(CONFIG, folder) as worker:
+        yield Family(name, worker, prompts, wanted)
+
+
+def test_steps_are_recorded(family: Family) -> None:
+    runner = family.worker.server.lifecycle.runner
+    assert isinstance(runner, CudaRunner)
+    model = runner._model
+    assert isinstance(model, Decoder)
+    assert model.fused is not None and model.fused.has_experts
+    assert runner.graph_batch_sizes
+
+
+test_one_at_a_time = test_served.test_one_at_a_time_and_again_after_a_cached_prefix
+test_eight_at_a_time = test_served.test_eight_at_a_time_in_chunks_with_preemptions_and_a_lost_worker

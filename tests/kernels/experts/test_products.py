@@ -1,0 +1,180 @@
+"""Products with the weights of experts, for a few rows and by groups, against their meaning."""
+
+from functools import partial
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from kernels import reference
+from kernels.experts import few_rows, grouped_linear, router
+from kernels.experts.grouped_linear import combined
+from kernels.experts.router import Routing
+from kernels.experts.weights import ExpertWeights
+from kernels.quantized.scaled import ScaledWeight
+
+# Rows, hidden size, inner size, experts, experts of a row. Sizes that no block divides; experts
+# without rows; more rows of an expert than a tile has.
+SHAPES = [
+    (1, 64, 32, 8, 2),
+    (2, 48, 80, 5, 3),
+    (3, 256, 136, 16, 4),
+    (9, 100, 24, 3, 2),
+    (40, 64, 72, 4, 2),
+    (37, 32, 48, 2, 1),
+]
+
+
+def numbers(weights: ExpertWeights) -> Tensor:
+    """[E, N, K] in float32."""
+    values, scales = weights.values.float(), weights.scales
+    if scales is None:
+        return values
+    group = weights.group or values.shape[2]
+    return values * scales.repeat_interleave(group, 2)[..., : values.shape[2]]
+
+
+def in_8_bits(weights: ExpertWeights, group: int | None) -> ExpertWeights:
+    """The nearest, with scales by group that differ."""
+    k = weights.values.shape[2]
+    parts = []
+    for each in weights.values:
+        whole = ScaledWeight.rounded(each.float())
+        fine = whole if group is None else whole.regrouped(group)
+        drawn = torch.rand(fine.scales.shape, generator=torch.Generator().manual_seed(k)) + 0.5
+        scales = fine.scales * drawn.to(fine.scales.device)
+        parts.append(ScaledWeight(fine.values, scales, group or k))
+    stacked = ExpertWeights.stacked(parts)
+    assert stacked is not None and stacked.group == group
+    return stacked
+
+
+class Case:
+    """Rows, weights of experts and a routing."""
+
+    def __init__(
+        self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, spread: float = 1.0
+    ) -> None:
+        rows, hidden, inner, experts, top_k = shape
+        generator = torch.Generator().manual_seed(sum(shape))
+
+        def normal(*size: int) -> Tensor:
+            return torch.randn(size, generator=generator).to(device, dtype)
+
+        self.x, self.residual = normal(rows, hidden), normal(rows, hidden)
+        self.gate_up = ExpertWeights(normal(experts, 2 * inner, hidden) * hidden**-0.5)
+        self.down = ExpertWeights(normal(experts, hidden, inner) * inner**-0.5)
+        self.router = normal(experts, hidden) * hidden**-0.5 * spread
+        _, self.routing = router.route(self.x, self.router, None, 0.0, top_k, True)
+
+    def expected(self, residual: Tensor | None) -> Tensor:
+        """[T, hidden] in float32."""
+        y = reference.feed_experts(
+            self.x.float(),
+            self.routing.weights,
+            self.routing.experts.long(),
+            [partial(F.linear, weight=each) for each in numbers(self.gate_up)],
+            [partial(F.linear, weight=each) for each in numbers(self.down)],
+        )
+        return y if residual is None else y + residual.float()
+
+    def by_groups(self, residual: Tensor | None) -> Tensor:
+        routing = self.routing
+        inner = grouped_linear.grouped_linear(self.x, self.gate_up, routing, gated=True)
+        y = grouped_linear.grouped_linear(inner, self.down, routing)
+        return combined(y, routing, residual)
+
+    def by_pairs(self, residual: Tensor | None) -> Tensor:
+        inner = few_rows.gated(self.x, self.gate_up, self.routing)
+        return few_rows.summed(inner, self.down, self.routing, residual)
+
+
+@pytest.mark.parametrize("adds", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("way", ["by_groups", "by_pairs"])
+def test_each_row_is_fed_by_its_experts(way, shape, dtype, adds, device, assert_close):
+    case = Case(shape, dtype, device)
+    residual = case.residual if adds else None
+    assert_close(getattr(case, way)(residual), case.expected(residual))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("group", [None, 32, 64])
+@pytest.mark.parametrize(("way", "rows"), [("by_groups", 9), ("by_pairs", 2)])
+def test_weights_in_8_bits_are_the_numbers_that_they_stand_for(
+    way, rows, group, dtype, device, assert_close
+):
+    case = Case((rows, 160, 96, 4, 2), dtype, device)
+    case.gate_up, case.down = in_8_bits(case.gate_up, group), in_8_bits(case.down, group)
+    assert_close(getattr(case, way)(case.residual), case.expected(case.residual))
+
+
+def test_groups_that_are_no_tiles_are_not_stacked():
+    weight = ScaledWeight.rounded(torch.randn(8, 96))
+    assert ExpertWeights.stacked([weight.regrouped(48), weight.regrouped(48)]) is None
+    assert ExpertWeights.stacked([weight.regrouped(32), weight]) is None
+
+
+@pytest.mark.parametrize("rows", [5, 40])
+def test_all_rows_may_have_one_expert(rows, device, assert_close):
+    """Then other experts have no tile, and this one has several."""
+    case = Case((rows, 64, 32, 6, 1), torch.float32, device)
+    only = torch.zeros(rows, 64, device=device)
+    only[:, 0] = 9.0
+    weight = torch.zeros(6, 64, device=device)
+    weight[4, 0] = 1.0
+    _, case.routing = router.route(only, weight, None, 0.0, 1, True)
+    assert case.routing.counts.tolist() == [0, 0, 0, 0, rows, 0]
+    assert_close(case.by_groups(case.residual), case.expected(case.residual))
+
+
+@pytest.mark.parametrize("num_rows", [8, 64, 300, 2000])
+def test_every_configuration_gives_the_same(num_rows, device, assert_close, monkeypatch):
+    """Those of many rows are tried with a few, since programs are interpreted."""
+    case = Case((6, 160, 72, 3, 2), torch.float16, device)
+    config = grouped_linear._config(num_rows, num_rows / 8, True, 2, False)
+    monkeypatch.setattr(grouped_linear, "_config", lambda *_: config)
+    assert_close(case.by_groups(case.residual), case.expected(case.residual))
+
+
+@pytest.mark.filterwarnings("ignore:.* encountered in:RuntimeWarning")
+def test_rows_of_nothing_but_padding_do_no_harm(device):
+    case = Case((4, 64, 32, 6, 2), torch.float32, device)
+    expected = case.by_groups(None)
+    case.x[2] = float("nan")
+    _, case.routing = router.route(case.x, case.router, None, 0.0, 2, True)
+    found = case.by_groups(None)
+    others = [0, 1, 3]
+    assert torch.equal(found[others], expected[others])
+
+
+def test_wrong_arguments_are_refused_by_name(device):
+    case = Case((3, 64, 32, 6, 2), torch.float32, device)
+    few = Routing(
+        case.routing.experts[:2], case.routing.weights[:2], case.routing.counts, case.routing.pairs
+    )
+    with pytest.raises(ValueError, match="3 rows of x for 2 rows and 4 pairs"):
+        grouped_linear.grouped_linear(case.x, case.gate_up, few)
+    for product in (few_rows.gated, grouped_linear.grouped_linear):
+        with pytest.raises(ValueError, match=r"x must be \[T, 64\]"):
+            product(case.x[:, :32], case.gate_up, case.routing)
+        with pytest.raises(TypeError, match=r"x is torch\.float32, weights are torch\.float16"):
+            product(case.x, ExpertWeights(case.gate_up.values.half()), case.routing)
+    with pytest.raises(TypeError, match="alone has scales"):
+        ExpertWeights(case.gate_up.values, torch.ones(6, 64, 1))
+    with pytest.raises(ValueError, match="scales must be float32"):
+        ExpertWeights(case.gate_up.values.to(torch.float8_e4m3fn), torch.ones(6, 64, 2))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("bits", [16, 8])
+@pytest.mark.parametrize("rows", [1, 2, 4, 5, 31, 64, 65, 256, 257, 1024])
+def test_real_sizes_in_bfloat16(rows, bits, device, assert_close):
+    case = Case((rows, 2048, 768, 128, 8), torch.bfloat16, device, spread=3.0)
+    if bits == 8:
+        case.gate_up, case.down = in_8_bits(case.gate_up, 128), in_8_bits(case.down, 128)
+    assert_close(case.by_groups(case.residual), case.expected(case.residual))
+    if few_rows.pays(rows, case.gate_up):
+        assert_close(case.by_pairs(case.residual), case.expected(case.residual))

@@ -1,0 +1,179 @@
+"""Families with experts: what their config.json says, and what is refused of them by name."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.worker_svc.models.test_config import LLAMA
+from tests.worker_svc.models.test_models import MAX_MODEL_LEN, Steps, make_prompts, save
+from tests.worker_svc.quantized_checkpoints import FORMATS, gptq, save_quantized
+from worker_svc.models import config as model_config
+from worker_svc.models import load_model
+from worker_svc.models.spec import MlpSpec, ModelSpec, MoeSpec, UnsupportedModel
+from worker_svc.models.weights import MissingWeight
+
+CPU = torch.device("cpu")
+# As published for 30B-A3B, without the sizes.
+QWEN3_MOE: dict[str, Any] = {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "attention_bias": False,
+    "decoder_sparse_step": 1,
+    "max_window_layers": 48,
+    "mlp_only_layers": [],
+    "model_type": "qwen3_moe",
+    "moe_intermediate_size": 24,
+    "norm_topk_prob": True,
+    "num_experts": 16,
+    "num_experts_per_tok": 4,
+    "num_hidden_layers": 4,
+    "output_router_logits": False,
+    "router_aux_loss_coef": 0.001,
+    "sliding_window": None,
+    "use_sliding_window": False,
+}
+MIXTRAL: dict[str, Any] = {
+    "architectures": ["MixtralForCausalLM"],
+    "model_type": "mixtral",
+    "num_experts_per_tok": 2,
+    "num_local_experts": 8,
+    "output_router_logits": True,
+    "router_aux_loss_coef": 0.02,
+    "sliding_window": None,
+}
+
+
+def load(tmp_path: Path, published: dict[str, Any], **changes: Any) -> ModelSpec:
+    raw = {name: value for name, value in (LLAMA | published | changes).items() if value is not ...}
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    return model_config.load(tmp_path)
+
+
+def sparse(spec: ModelSpec) -> list[bool]:
+    """True for each layer with experts."""
+    return [isinstance(layer.feed, MoeSpec) for layer in spec.layers]
+
+
+def test_qwen3_has_its_experts_in_all_layers(tmp_path: Path) -> None:
+    spec = load(tmp_path, QWEN3_MOE)
+    assert {layer.feed for layer in spec.layers} == {MoeSpec(16, 4, 24, renormalizes=True)}
+    assert spec.uniform.mixer.qk_norm
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"mlp_only_layers": [0, 2]}, [False, True, False, True]),
+        ({"decoder_sparse_step": 2}, [False, True, False, True]),
+        ({"decoder_sparse_step": 2, "mlp_only_layers": [3]}, [False, True, False, False]),
+        ({"mlp_only_layers": None, "decoder_sparse_step": ...}, [True] * 4),
+    ],
+)
+def test_layers_without_experts_are_those_that_the_config_says(
+    tmp_path: Path, changes: dict[str, Any], expected: list[bool]
+) -> None:
+    spec = load(tmp_path, QWEN3_MOE, **changes)
+    assert sparse(spec) == expected
+    dense = {layer.feed for layer in spec.layers if isinstance(layer.feed, MlpSpec)}
+    assert dense <= {MlpSpec(LLAMA["intermediate_size"])}
+
+
+def test_mixtral_renormalizes_and_names_its_tensors(tmp_path: Path) -> None:
+    spec = load(tmp_path, MIXTRAL)
+    feed = MoeSpec(8, 2, LLAMA["intermediate_size"], renormalizes=True)
+    assert {layer.feed for layer in spec.layers} == {feed}
+    names = spec.names
+    assert (names.mlp, names.expert_gate, names.expert_up) == ("block_sparse_moe", "w1", "w3")
+    assert {"w1.weight": 0, "w2.weight": 1, "w3.weight": 0}.items() <= dict(names.divided).items()
+
+
+def test_what_a_config_leaves_out_is_as_in_transformers(tmp_path: Path) -> None:
+    left_out = dict.fromkeys(
+        ("num_experts", "num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob"), ...
+    )
+    feed = load(tmp_path, QWEN3_MOE, **left_out).layers[0].feed
+    assert feed == MoeSpec(128, 8, 768, renormalizes=False)
+    spec = load(tmp_path, MIXTRAL, num_local_experts=..., num_experts_per_tok=..., rope_theta=...)
+    assert spec.layers[0].feed == MoeSpec(8, 2, LLAMA["intermediate_size"], renormalizes=True)
+    assert [rope.theta for rope in spec.ropes.values()] == [1e6]
+
+
+@pytest.mark.parametrize(
+    ("named", "changes"),
+    [
+        ("num_experts: differs from num_local_experts", {"num_local_experts": 8}),
+        ("num_experts is 0", {"num_experts": 0}),
+        ("num_experts_per_tok: 17 of 16 experts", {"num_experts_per_tok": 17}),
+        ("mlp_only_layers: 'all' is no list", {"mlp_only_layers": "all"}),
+        ("decoder_sparse_step is 0", {"decoder_sparse_step": 0}),
+        ("norm_topk_prob is 1", {"norm_topk_prob": 1}),
+        ("n_routed_experts: 8 is not supported", {"n_routed_experts": 8}),
+        ("layer_types", {"use_sliding_window": True, "layer_types": ["sliding_attention"] * 2}),
+        ("hidden_act", {"hidden_act": "gelu"}),
+    ],
+)
+def test_what_is_not_served_is_refused_by_name(
+    tmp_path: Path, named: str, changes: dict[str, Any]
+) -> None:
+    with pytest.raises(UnsupportedModel, match=named):
+        load(tmp_path, QWEN3_MOE, **changes)
+
+
+def test_experts_have_8_bit_floats_or_plain_numbers(tmp_path: Path) -> None:
+    load(tmp_path, QWEN3_MOE)
+    assert model_config.load(tmp_path, quantization="fp8").quantization is not None
+    with pytest.raises(UnsupportedModel, match=r"^quantization: int4 .* Qwen3MoeForCausalLM"):
+        model_config.load(tmp_path, quantization="int4")
+    settings = gptq(group=32).config
+    with pytest.raises(UnsupportedModel, match=r"^quantization: gptq.* Qwen3MoeForCausalLM"):
+        load(tmp_path, QWEN3_MOE, quantization_config=dict(settings))
+    # Layers that keep one MLP may have any format.
+    assert load(
+        tmp_path, QWEN3_MOE, quantization_config=dict(settings), mlp_only_layers=[*range(4)]
+    )
+
+
+@pytest.mark.parametrize("form", ["fp8-block", "fp8-channel"])
+def test_a_checkpoint_in_8_bits_gives_the_logits_of_its_twin(tmp_path: Path, form: str) -> None:
+    save(tmp_path / "plain", "qwen3-moe-mixed")
+    save_quantized(tmp_path / "plain", tmp_path / "q", tmp_path / "twin", FORMATS[form])
+    (prompt,) = make_prompts(20)
+    found, expected = (
+        Steps(load_model(tmp_path / name, torch.float32, CPU, MAX_MODEL_LEN), [prompt]).run({0: 20})
+        for name in ("q", "twin")
+    )
+    torch.testing.assert_close(found[0], expected[0])
+
+
+def test_random_weights_are_rounded_where_the_option_says_so(tmp_path: Path) -> None:
+    load(tmp_path, QWEN3_MOE, mlp_only_layers=[0])
+    plain, rounded = (
+        load_model(tmp_path, torch.float32, CPU, 32, quantization=quantization, load_format="dummy")
+        for quantization in ("auto", "fp8")
+    )
+    (prompt,) = make_prompts(9)
+    prompt = prompt % plain.spec.vocab_size
+    exact, near = (Steps(model, [prompt]).run({0: 9})[0] for model in (plain, rounded))
+    assert 0 < (near - exact).norm() < 0.2 * exact.norm()
+
+
+def test_a_missing_expert_is_named(tmp_path: Path) -> None:
+    save(tmp_path, "mixtral")
+    tensors = load_file(tmp_path / "model.safetensors")
+    del tensors["model.layers.1.block_sparse_moe.experts.3.w2.weight"]
+    save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(MissingWeight, match=r"layers\.1\.block_sparse_moe\.experts\.3\.w2\.weight"):
+        load_model(tmp_path, torch.float32, CPU, MAX_MODEL_LEN)
+
+
+def test_experts_are_computed_without_the_c_kernels_and_the_log_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    save(tmp_path, "qwen3-moe")
+    with caplog.at_level("INFO"):
+        model = load_model(tmp_path, torch.float32, CPU, MAX_MODEL_LEN)
+    assert model.attention_backend == "torch"
+    assert "layers with experts are computed by torch" in caplog.text

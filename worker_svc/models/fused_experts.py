@@ -1,0 +1,52 @@
+"""Experts on CUDA: routing, and the products of each row's experts, without a wait for the host.
+
+`kernels.experts.few_rows` computes a few rows, of which each has other experts, as a rule;
+`kernels.experts.grouped_linear` more. It knows neither the residual's place in a layer nor ranks.
+"""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from kernels.experts import few_rows
+from kernels.experts.grouped_linear import combined, grouped_linear
+from kernels.experts.router import route
+from kernels.experts.weights import ExpertWeights
+from worker_svc.models.experts import Experts
+from worker_svc.models.fused_gemms import Hidden
+from worker_svc.models.layers import RMSNorm
+
+
+@dataclass(frozen=True, slots=True)
+class FusedExperts:
+    """A norm, a router and experts."""
+
+    norm: Tensor  # [h]
+    router: Tensor  # [E, h]
+    gate_up: ExpertWeights  # [E, 2I, h]
+    down: ExpertWeights  # [E, h, I]
+    top_k: int
+    renormalizes: bool
+
+    @classmethod
+    def of(cls, norm: RMSNorm, experts: Experts) -> "FusedExperts":
+        """Takes over the weights."""
+        spec, (gate_up, down) = experts.spec, experts.stacked()
+        router = experts.router.to(norm.weight.dtype)
+        return cls(norm.weight, router, gate_up, down, spec.top_k, spec.renormalizes)
+
+    def norms(self, num_rows: int) -> bool:
+        """False: a norm that is already computed is read."""
+        return False
+
+    def __call__(self, hidden: Hidden, eps: float, residual: Tensor | None) -> Tensor:
+        """The weighted sum of the experts of each row's norm, plus the residual: [T, h]."""
+        is_normed = hidden.normed is not None
+        x = hidden.residual if hidden.normed is None else hidden.normed
+        norm = None if is_normed else self.norm
+        normed, routing = route(x, self.router, norm, eps, self.top_k, self.renormalizes)
+        if few_rows.pays(len(x), self.gate_up):
+            inner = few_rows.gated(normed, self.gate_up, routing)
+            return few_rows.summed(inner, self.down, routing, residual)
+        inner = grouped_linear(normed, self.gate_up, routing, gated=True)
+        return combined(grouped_linear(inner, self.down, routing), routing, residual)
