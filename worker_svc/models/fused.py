@@ -236,11 +236,6 @@ class FusedDecoder:
         return all(layer.plain is not None for layer in self._layers)
 
     @property
-    def has_experts(self) -> bool:
-        """Whether a layer has experts."""
-        return any(isinstance(layer.feed, FusedExperts) for layer in self._layers)
-
-    @property
     def is_sharded(self) -> bool:
         """Whether other ranks hold a part of each layer."""
         return self._group.size > 1

@@ -61,12 +61,10 @@ def _why_not(
         return f"they are for a KV cache of the model's type, this is {kv_dtype}"
     if fused.has_biases or fused.is_sharded:
         return "they are for one device and linear layers without biases"
-    if fused.has_experts:
-        return "they are for layers with one MLP, this model has experts"
     if len(fused.kinds) > 1 or not fused.kinds[0].is_plain:
         return f"they are for full attention, this is {' and '.join(map(str, fused.kinds))}"
     if not fused.is_usual:
-        return "they add outputs without a norm, and their activation is SiLU"
+        return "they add outputs without a norm, and are for one MLP with SiLU, without experts"
     if not fused.has_plain_weights:
         return "they are for weights that are not quantized"
     return why_unsuitable(_shape(spec), LayerTiling())
