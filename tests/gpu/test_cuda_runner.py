@@ -10,6 +10,10 @@ import numpy as np
 import pytest
 import torch
 from transformers import (
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
@@ -57,6 +61,7 @@ SHAPE: dict[str, Any] = {
     "initializer_range": 0.3,
     "head_dim": 16,
 }
+NO_IDS = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
 FAMILIES: dict[str, tuple[Family, dict[str, Any]]] = {
     "llama": ((LlamaConfig, LlamaForCausalLM), {}),
     "llama-biases": (
@@ -64,6 +69,12 @@ FAMILIES: dict[str, tuple[Family, dict[str, Any]]] = {
         {"attention_bias": True, "mlp_bias": True},
     ),
     "mistral": ((MistralConfig, MistralForCausalLM), {"sliding_window": None}),
+    "mistral-window": ((MistralConfig, MistralForCausalLM), {"sliding_window": 21}),
+    "gemma2": ((Gemma2Config, Gemma2ForCausalLM), NO_IDS | {"sliding_window": 21}),
+    "gemma3": (
+        (Gemma3TextConfig, Gemma3ForCausalLM),
+        NO_IDS | {"sliding_window": 21, "num_hidden_layers": 3, "sliding_window_pattern": 2},
+    ),
     "qwen2": ((Qwen2Config, Qwen2ForCausalLM), {}),
     "qwen3": ((Qwen3Config, Qwen3ForCausalLM), {"tie_word_embeddings": True}),
 }

@@ -16,6 +16,7 @@ from transformers import (
     Gemma3TextConfig,
 )
 
+from tests.gguf_files import GgufFile, packed
 from tests.pagewire.gguf.test_gemma import file_of, random_model
 from tests.worker_svc.models.test_models import (
     MAX_MODEL_LEN,
@@ -41,6 +42,7 @@ from tests.worker_svc.random_models import Family, save_random_model
 from tests.worker_svc.transformers_models.families import write
 from worker_svc.models import config as model_config
 from worker_svc.models import load_model
+from worker_svc.models.embedding import IntegerEmbedding
 from worker_svc.models.families import gemma, gemma2, gemma3
 from worker_svc.models.rope import LinearScaling, RotaryConfig
 from worker_svc.models.spec import ModelSpec, UnsupportedModel
@@ -255,10 +257,24 @@ def test_what_a_published_configuration_with_pictures_leaves_out(tmp_path: Path)
 
 
 @pytest.mark.parametrize("name", ["gemma2", "gemma3"])
-def test_a_gguf_file(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("integers", [False, True])
+def test_a_gguf_file(name: str, integers: bool, tmp_path: Path) -> None:
+    """With a table of integers, too, whose rows are scaled when they are read."""
     theirs = random_model(name)
-    path = file_of(theirs, name=name).write(tmp_path / "model.gguf")
+    table = theirs.model.embed_tokens.weight
+    if integers:  # in groups of 32 with a scale of 2^-7 each: the file has them as they are
+        with torch.no_grad():
+            table.copy_((table * 100).round().clamp(-126, 126))
+            table[:, ::32] = 127
+            table /= 128
+
+    def edit(file: GgufFile) -> None:
+        if integers:
+            file.tensors["token_embd.weight"] = packed(table.detach().numpy(), "Q8_0")
+
+    path = file_of(theirs, edit, name).write(tmp_path / "model.gguf")
     ours = load_model(path, torch.float32, torch.device("cpu"), 32)
+    assert isinstance(ours._embedding, IntegerEmbedding) == integers
     (prompt,) = make_prompts(30)
     prompt %= theirs.config.vocab_size
     steps = Steps(ours, [prompt])
