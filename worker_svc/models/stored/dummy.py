@@ -32,37 +32,35 @@ def fill(
     weights are rounded as those of a checkpoint would be.
     """
     for name, destination in destinations.items():
-        values = _values(name, destination.shape, share(name), dtype, device)
+        own = share(name)
+        part = 0 if own is None else own.index
+        numbers = values(name, destination.shape, dtype, device, part)
         is_linear = isinstance(destination, WeightRows) and name != embedding
         if quantization is None or not is_linear:
-            destination.copy_(values)
+            destination.copy_(numbers)
         else:
             assert isinstance(destination, WeightRows)
-            _round(name.removesuffix(END), destination, values, quantization, share(name))
+            _round(name.removesuffix(END), destination, numbers, quantization, own)
 
 
-def _values(
-    name: str,
-    shape: tuple[int, ...],
-    share: Share | None,
-    dtype: torch.dtype,
-    device: torch.device,
+def values(
+    name: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, part: int = 0
 ) -> Tensor:
-    if name.endswith(".bias"):
+    """The numbers of a tensor, or of the rank's part of it with this index."""
+    if name.endswith("bias"):
         return torch.zeros(shape, dtype=dtype, device=device)
-    if len(shape) == 1:
+    if len(shape) < 2:
         return torch.ones(shape, dtype=dtype, device=device)
-    part = 0 if share is None else share.index
     seed = zlib.crc32(f"{name}/{part}".encode())
     generator = torch.Generator(device).manual_seed(seed)
-    values = torch.empty(shape, dtype=dtype, device=device)
-    return values.normal_(0.0, STANDARD_DEVIATION, generator=generator)
+    numbers = torch.empty(shape, dtype=dtype, device=device)
+    return numbers.normal_(0.0, STANDARD_DEVIATION, generator=generator)
 
 
 def _round(
     name: str,
     rows: WeightRows,
-    values: Tensor,
+    numbers: Tensor,
     quantization: Quantization,
     share: Share | None,
 ) -> None:
@@ -76,4 +74,4 @@ def _round(
         )
     own = RankCut(rows.shape, whole.outputs, whole.inputs)
     part = StoredPart(name, rows, scheme, own)
-    part.put(scheme.read({"weight": values}, own), values.device)
+    part.put(scheme.read({"weight": numbers}, own), numbers.device)

@@ -117,7 +117,7 @@ def _names(folder: Path) -> set[str]:
     """Names of all tensors, also of those that an index promises in vain. Raises WeightError."""
     if is_gguf(folder):
         return set(architecture.weights(read_header(folder)))
-    return {name for file in WeightFiles(folder).opened() for name in (*file.names, *file.lacking)}
+    return WeightFiles(folder).names()
 
 
 def _fill(

@@ -81,6 +81,10 @@ class WeightFiles:
                 ", ".join(sorted(others)[:3]),
             )
 
+    def names(self) -> set[str]:
+        """Names of all tensors, also of those that an index promises in vain."""
+        return {name for file in self.opened() for name in (*file.names, *file.lacking)}
+
     def opened(self) -> Iterator[OpenFile]:
         """Each file in turn, in a fixed order, open until the next. Raises UnreadableWeights."""
         for path in self.paths:
