@@ -139,13 +139,13 @@ def run(options: Measurement, told: Results) -> None:
         )
         shape = implementation.shape_of(config, folder)
         assert isinstance(shape, TransformersConfig)
-        made = loading.make(shape, dtype, device)
+        made, division = loading.make(loading.Place(shape, dtype, device))
         weight_bytes = {rows: _bytes_read(made, shape, rows) for rows in options.rows}
         theirs = {rows: _generate_s(made, rows, options) for rows in options.rows}
         gc.collect()
         torch.cuda.empty_cache()
         made.set_attn_implementation(attention.NAME)
-        model = TransformersModel(shape, made, dtype, device)
+        model = TransformersModel(shape, made, dtype, device, division)
         facts = facts_of(shape, folder, "bench", dtype, length)
         loaded = LoadedModel(model, facts, dtype, device, folder, (), Candidates())
         runner = startup.build_runner(config, loaded, config.num_kv_blocks)

@@ -4,6 +4,7 @@ transformers is an extra of the worker: nothing of it is imported where layers o
 """
 
 import logging
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,7 @@ from worker_svc.config import UnsupportedOption, WorkerConfig
 from worker_svc.models import DUMMY, registry
 from worker_svc.models import config as model_config
 from worker_svc.models.spec import ModelSpec, UnsupportedModel
+from worker_svc.parallel.group import Group
 
 if TYPE_CHECKING:
     from worker_svc.transformers_models.config import TransformersConfig
@@ -62,6 +64,7 @@ def load(
     kv_dtype: torch.dtype,
     device: torch.device,
     max_model_len: int,
+    group: Group,
 ) -> "TransformersModel":
     """The model by classes of transformers. Raises UnsupportedOption, or as loading does."""
     from worker_svc.transformers_models import loading  # noqa: PLC0415 - an extra
@@ -69,11 +72,14 @@ def load(
 
     _check_options(config, kv_dtype)
     shape.check_length(max_model_len)
+    place = loading.Place(shape, dtype, device, group)
     if config.load_format == DUMMY:
-        made = loading.make(shape, dtype, device)
+        load = partial(loading.make, place)
     else:
-        made = loading.load(folder, shape, dtype, device, config.ignore_weights)
-    return TransformersModel(shape, made, dtype, device)
+        load = partial(loading.load, folder, place, config.ignore_weights)
+    # All have loaded, or none goes on: the model is then tried with all ranks.
+    made, division = group.together(load)
+    return TransformersModel(shape, made, dtype, device, division)
 
 
 def _by_transformers(config: WorkerConfig, folder: Path) -> "TransformersConfig":
@@ -97,7 +103,7 @@ def _has_config(folder: Path) -> bool:
 def _check_options(config: WorkerConfig, kv_dtype: torch.dtype) -> None:
     """Raises UnsupportedOption for an option that classes of transformers do not serve."""
     default = WorkerConfig()
-    for name in ("tensor_parallel_size", "quantization", "draft_model", "attention_backend"):
+    for name in ("quantization", "draft_model", "attention_backend"):
         value = getattr(config, name)
         if value != getattr(default, name):
             raise UnsupportedOption(

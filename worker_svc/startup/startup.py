@@ -106,7 +106,7 @@ def load(
             config, folder, shape, dtype_name, served_model_name, group, device, compiling
         )
     return _load_of_transformers(
-        config, folder, shape, dtype_name, served_model_name, device, compiling
+        config, folder, shape, dtype_name, served_model_name, group, device, compiling
     )
 
 
@@ -171,6 +171,7 @@ def _load_of_transformers(
     shape: "TransformersConfig",
     dtype_name: str,
     served_model_name: str,
+    group: Group,
     device: torch.device,
     compiling: Precompile | None,
 ) -> LoadedModel:
@@ -181,7 +182,9 @@ def _load_of_transformers(
     kv_dtype = _kv_dtype_of(config, shape, dtype, device)
     max_model_len = config.max_model_len or shape.max_model_len
     log.info("loading %s as %s on %s by transformers", folder, _name(dtype), device)
-    model = implementation.load(config, folder, shape, dtype, kv_dtype, device, max_model_len)
+    model = implementation.load(
+        config, folder, shape, dtype, kv_dtype, device, max_model_len, group
+    )
     facts = facts_of(shape, folder, served_model_name, dtype, max_model_len)
     kv_plan = kv_groups.plan_for(config, model, max_model_len)
     return LoadedModel(model, facts, dtype, device, folder, (), Candidates(), kv_plan=kv_plan)

@@ -8,6 +8,7 @@ model with states is called once for all rows of one token, and once for each lo
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -37,6 +38,7 @@ from worker_svc.transformers_models.attention import (
     refused_if_it_fails,
 )
 from worker_svc.transformers_models.config import TransformersConfig
+from worker_svc.transformers_models.division import Division
 from worker_svc.transformers_models.states import PassStates, SlotStates, StateProbe, row_bytes
 
 log = logging.getLogger(__name__)
@@ -95,12 +97,17 @@ class TransformersModel:
         model: PreTrainedModel,
         dtype: torch.dtype,
         device: torch.device,
+        division: Division | None = None,
     ) -> None:
-        """Raises UnsupportedModel for a class whose attention or states are not served."""
+        """`division` says what of a model several ranks have; all of them make it together.
+
+        Raises UnsupportedModel for a class whose attention or states are not served.
+        """
         self.config = config
         self.dtype = self.kv_dtype = dtype
         self.device = device
-        self.group: Group = ALONE
+        self.group: Group = ALONE if division is None else division.group
+        self._divided_head = division if division is not None and division.divides_head else None
         name, base, self._layers = _parts(model)
         self._head, self._given = model, _Given(base)
         setattr(model, name, self._given)
@@ -121,6 +128,7 @@ class TransformersModel:
             )
         with refused_if_it_fails(type(model)):
             self._check_steps()
+            self._check_head()
         self.stack = self._recordable()
 
     @torch.inference_mode()
@@ -164,18 +172,38 @@ class TransformersModel:
                 f"step by step it gives other hidden states than in one pass, by {error:.1%}"
             )
 
+    @torch.inference_mode()
+    def _check_head(self) -> None:
+        """Raises UnservedAttention for a head that computes a logit out of those of other tokens.
+
+        Ranks have the logits of their parts of the vocabulary, and ask each other for no others.
+        """
+        if self._divided_head is None:
+            return
+        width = self.config.hf.hidden_size
+        hidden = torch.linspace(-1, 1, width, device=self.device, dtype=self.dtype).unsqueeze(0)
+        parts = self.vocab_part(hidden).whole()
+        with self._divided_head.whole_logits(self._head):
+            whole = self._logits(hidden)
+        if parts.shape != whole.shape or not torch.equal(parts, whole):
+            raise UnservedAttention("its logits cannot be computed by parts of the vocabulary")
+
     def _recordable(self) -> "TransformersStack | None":
         """The layers for graphs; None if they cannot be recorded."""
         if self._kernels is None:
             return None
         stack = TransformersStack(self, self._layout)
+        return stack if self.group.smallest(partial(self._records, stack)) else None
+
+    def _records(self, stack: "TransformersStack") -> int:
+        """1 if a graph can record the layers, 0 if not: ranks record all, or none."""
         try:
             stack.try_recording(self.device)
         except Exception as error:  # what classes do is not known here
             log.warning("steps are computed without graphs: %s: %s", type(error).__name__, error)
             torch.cuda.synchronize(self.device)
-            return None
-        return stack
+            return 0
+        return 1
 
     @property
     def attention_backend(self) -> str:
@@ -310,12 +338,19 @@ class TransformersModel:
 
     @torch.inference_mode()
     def vocab_part(self, hidden: Tensor) -> VocabPart:
-        """Hidden states [R, hidden] -> logits of the whole vocabulary."""
+        """Hidden states [R, hidden] -> logits of this rank's part of the vocabulary, or of all."""
+        logits = self._logits(hidden)
+        if self._divided_head is None:
+            return VocabPart(logits)
+        return VocabPart(logits, self.group.rank * logits.shape[-1], self.group)
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        """Hidden states [R, hidden] -> what the class's head computes of them on this rank."""
         self._given.hidden = hidden.unsqueeze(0)
         # The ids are not read; classes want some.
         ids = torch.zeros((1, len(hidden)), dtype=torch.int64, device=self.device)
-        logits = self._head(input_ids=ids, use_cache=False).logits[0]
-        return VocabPart(logits)
+        logits: Tensor = self._head(input_ids=ids, use_cache=False).logits[0]
+        return logits
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Hidden states [R, hidden] -> float32 [R, vocab]."""

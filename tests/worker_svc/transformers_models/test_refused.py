@@ -93,7 +93,6 @@ def test_a_rotation_that_would_depend_on_other_requests(
     [
         {"kv_cache_dtype": "fp8"},
         {"quantization": "int8"},
-        {"tensor_parallel_size": 2},
         {"draft_model": Path("elsewhere")},
     ],
 )
