@@ -6,12 +6,11 @@ transformers is an extra of the worker: nothing of it is imported where layers o
 import logging
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
 from kernels import fp8
-from pagewire.gguf.files import is_gguf
 from worker_svc.config import UnsupportedOption, WorkerConfig
 from worker_svc.models import DUMMY, registry
 from worker_svc.models import config as model_config
@@ -25,35 +24,44 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 NATIVE, TRANSFORMERS = "native", "transformers"
+Shape = TypeVar("Shape", "ModelSpec", "TransformersConfig")
 
 
 def shape_of(config: WorkerConfig, folder: Path) -> "ModelSpec | TransformersConfig":
     """The configuration of a folder's model, by the implementation that will compute it.
 
-    Raises UnsupportedModel, with the reason of layers of ours where they know the architecture.
+    It serves contexts of the configured length. Raises UnsupportedModel, with the reason of layers
+    of ours where they know the architecture.
     """
     if config.model_impl == TRANSFORMERS:
-        return _by_transformers(config, folder)
+        return _for_length(config, _by_transformers(config, folder, _architectures(folder)))
     try:
-        shape = model_config.load(folder, config.ignore_config_keys, config.quantization)
-        shape.check_length(config.max_model_len or shape.max_model_len)
-        return shape
+        return _for_length(
+            config, model_config.load(folder, config.ignore_config_keys, config.quantization)
+        )
     except UnsupportedModel as refusal:
-        if config.model_impl == NATIVE or not _has_config(folder):
+        names = _architectures(folder)
+        if config.model_impl == NATIVE or names is None:
             raise
         try:
-            found = _by_transformers(config, folder)
-            found.check_length(config.max_model_len or found.max_model_len)
+            found = _for_length(config, _by_transformers(config, folder, names))
         except UnsupportedModel as other:
-            raise (refusal if found_natively(folder) else other) from None
+            is_ours = any(registry.find(name) is not None for name in names)
+            raise (refusal if is_ours else other) from None
         log.warning("the model is computed by transformers, more slowly: %s", refusal)
         return found
 
 
-def found_natively(folder: Path) -> bool:
-    """True if a folder's architecture is one of ours, whatever its other settings."""
-    raw = model_config.read_json(folder, model_config.CONFIG) or {}
-    return any(registry.find(str(name)) is not None for name in raw.get("architectures") or ())
+def _for_length(config: WorkerConfig, shape: Shape) -> Shape:
+    """The same. Raises UnsupportedModel if it does not serve contexts of the configured length."""
+    shape.check_length(config.max_model_len or shape.max_model_len)
+    return shape
+
+
+def _architectures(folder: Path) -> list[str] | None:
+    """The names in a model's config.json, not checked; None: there is none."""
+    raw = model_config.read_json(folder, model_config.CONFIG)
+    return None if raw is None else [str(name) for name in raw.get("architectures") or ()]
 
 
 def load(
@@ -63,7 +71,6 @@ def load(
     dtype: torch.dtype,
     kv_dtype: torch.dtype,
     device: torch.device,
-    max_model_len: int,
     group: Group,
 ) -> "TransformersModel":
     """The model by classes of transformers. Raises UnsupportedOption, or as loading does."""
@@ -71,7 +78,6 @@ def load(
     from worker_svc.transformers_models.model import TransformersModel  # noqa: PLC0415
 
     _check_options(config, kv_dtype)
-    shape.check_length(max_model_len)
     place = loading.Place(shape, dtype, device, group)
     if config.load_format == DUMMY:
         load = partial(loading.make, place)
@@ -82,22 +88,19 @@ def load(
     return TransformersModel(shape, made, dtype, device, division)
 
 
-def _by_transformers(config: WorkerConfig, folder: Path) -> "TransformersConfig":
+def _by_transformers(
+    config: WorkerConfig, folder: Path, names: list[str] | None
+) -> "TransformersConfig":
     try:
         from worker_svc.transformers_models import config as library  # noqa: PLC0415 - an extra
     except ModuleNotFoundError as error:
         if error.name != TRANSFORMERS:
             raise
-        names = (model_config.read_json(folder, model_config.CONFIG) or {}).get("architectures")
         raise UnsupportedModel(
             f"architectures: {names!r} is not one of {', '.join(registry.BUILT_IN)}; transformers "
             "may know it: pip install 'pagewire[transformers]'"
         ) from None
     return library.load(folder, config.ignore_config_keys)
-
-
-def _has_config(folder: Path) -> bool:
-    return is_gguf(folder) or (folder / model_config.CONFIG).is_file()
 
 
 def _check_options(config: WorkerConfig, kv_dtype: torch.dtype) -> None:

@@ -128,7 +128,6 @@ def _load_natively(
         _measured_dtype(shape, group),
     )
     max_model_len = config.max_model_len or shape.max_model_len
-    shape.check_length(max_model_len)
     kv_dtype = _kv_dtype_of(config, shape, dtype, device)
     candidates = _candidates(config, device, dtype, kv_dtype, shape.attention.head_dim)
     _require_room(config, shape, kv_dtype, device, max_model_len)
@@ -182,9 +181,7 @@ def _load_of_transformers(
     kv_dtype = _kv_dtype_of(config, shape, dtype, device)
     max_model_len = config.max_model_len or shape.max_model_len
     log.info("loading %s as %s on %s by transformers", folder, _name(dtype), device)
-    model = implementation.load(
-        config, folder, shape, dtype, kv_dtype, device, max_model_len, group
-    )
+    model = implementation.load(config, folder, shape, dtype, kv_dtype, device, group)
     facts = facts_of(shape, folder, served_model_name, dtype, max_model_len)
     kv_plan = kv_groups.plan_for(config, model, max_model_len)
     return LoadedModel(model, facts, dtype, device, folder, (), Candidates(), kv_plan=kv_plan)
