@@ -236,6 +236,7 @@ OPTIONS: dict[str, tuple[str, ...]] = {
 # Variables that set no option, and what reads them.
 VARIABLES = (
     "PAGEWIRE_ALL_DTYPES",
+    "PAGEWIRE_ALL_FAMILIES",
     "PAGEWIRE_ALL_SCHEMAS",
     "PAGEWIRE_ALL_SESSIONS",
     "PAGEWIRE_ALL_TOKENS",
