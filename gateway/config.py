@@ -315,8 +315,8 @@ def _add_model_files(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--chat-template",
         type=Path,
-        metavar="FILE",
-        help="Jinja template of chats (default: the model's own)",
+        metavar="FILE|deepseek_v32",
+        help="Jinja template of chats (default: the model's own), or the name of one of ours",
     )
     parser.add_argument(
         "--text-contents",

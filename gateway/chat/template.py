@@ -8,6 +8,7 @@ import copy
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 import jinja2
@@ -32,6 +33,9 @@ from gateway.chat.turns import Arguments, TurnForm, forms, in_order, thinned
 from gateway.errors import ErrorKind, RequestError, unsupported
 from gateway.leniency import notices
 
+TEMPLATES = Path(__file__).parent / "templates"
+# Of models whose folders have none: programs make their prompts.
+OWN_TEMPLATES = ("deepseek_v32",)
 # Names that a request cannot set, in addition to functions and special tokens.
 OWN_NAMES = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
 EFFORT, SWITCHES = "reasoning_effort", ("enable_thinking", "thinking")  # variables of templates
@@ -328,6 +332,11 @@ def find_templates(
         named = {entry["name"]: entry["template"] for entry in template}
         return named.get("default"), named.get("tool_use")
     return (template if isinstance(template, str) else None), None
+
+
+def template_file(given: Path) -> Path:
+    """The file of a template: one of ours by its name, or the file given."""
+    return TEMPLATES / f"{given}.jinja" if str(given) in OWN_TEMPLATES else given
 
 
 def special_tokens(config: Mapping[str, Any]) -> dict[str, str]:

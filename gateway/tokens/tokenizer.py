@@ -14,7 +14,12 @@ import tokenizers
 from gateway import limits
 from gateway.chat.breaks import is_broken
 from gateway.chat.conversation import Conversation
-from gateway.chat.template import ChatTemplate, find_templates, special_tokens
+from gateway.chat.template import (
+    ChatTemplate,
+    find_templates,
+    special_tokens,
+    template_file,
+)
 from gateway.errors import ErrorKind, RequestError
 from gateway.text.detokenizer import (
     META_SPACE,
@@ -71,8 +76,8 @@ class Tokenizer:
     def from_folder(cls, folder: Path, chat_template: Path | None = None) -> "Tokenizer":
         """Reads tokenizer.json, tokenizer_config.json and chat_template.jinja, or a GGUF file.
 
-        In place of the first tekken.json or tiktoken.model are read. A chat template given replaces
-        the model's. Raises TokenizerFolderError, or BadGguf.
+        In place of the first tekken.json or tiktoken.model are read. A chat template given, a file
+        or the name of one of ours, replaces the model's. Raises TokenizerFolderError, or BadGguf.
         """
         path = file_in(folder, "tokenizer.json")
         try:
@@ -298,9 +303,9 @@ def _read_config(folder: Path) -> Mapping[str, Any]:
 def _read_template(
     folder: Path, config: Mapping[str, Any], given: Path | None
 ) -> ChatTemplate | None:
-    """The template of a file given, else of the folder. Raises TokenizerFolderError."""
+    """The template given, else of the folder. Raises TokenizerFolderError."""
     name = "--chat-template" if given is not None else f"the chat template in {folder}"
-    file = given or folder / "chat_template.jinja"
+    file = folder / "chat_template.jinja" if given is None else template_file(given)
     try:
         text = file.read_text("utf-8") if given is not None or file.is_file() else None
         source, tools_source = find_templates(config, text)

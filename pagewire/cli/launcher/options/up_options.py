@@ -32,6 +32,11 @@ class Passed:
     repeats: bool = False
 
 
+def _template(text: str) -> Path | str:
+    """A file, or one of the names that the gateway knows."""
+    return text if text == "deepseek_v32" else Path(text)
+
+
 def _word_or_folder(text: str) -> Path | str:
     """auto and none are words, all else is a path."""
     return text if text in ("auto", "none") else Path(text)
@@ -65,7 +70,13 @@ PASSED = (
     Passed("target-itl-ms", "scheduler", "time between tokens to keep", "MS", float),
     Passed("log-steps", "scheduler", "log one line for each step"),
     Passed("record", "scheduler", "record every decision, for `pagewire replay`", "DIR", Path),
-    Passed("chat-template", "gateway", "Jinja template of chats", "FILE", Path),
+    Passed(
+        "chat-template",
+        "gateway",
+        "Jinja template of chats, or the name of one of ours",
+        "FILE|deepseek_v32",
+        _template,
+    ),
     Passed("text-contents", "gateway", "encode the contents of chats as text"),
     Passed(
         "generation-config",
