@@ -442,10 +442,15 @@ def _limits(
 
 
 def _num_state_snapshots(config: WorkerConfig, model: LoadedModel, max_num_seqs: int) -> int:
+    """As many on all ranks: a rank measures its memory by itself."""
     state_bytes = model.decoder.state_bytes
-    if state_bytes and config.state_snapshots is not None:
+    if not state_bytes:  # rank 0 asks this alone, where it measures for all
+        return 0
+    if config.state_snapshots is not None:
         return config.state_snapshots
-    return kv_sizing.num_state_snapshots(state_bytes, max_num_seqs, model.device)
+    return model.decoder.group.smallest(
+        lambda: kv_sizing.num_state_snapshots(state_bytes, max_num_seqs, model.device)
+    )
 
 
 def shape_limits(config: WorkerConfig, kind: str, max_model_len: int, vocab_size: int) -> Limits:

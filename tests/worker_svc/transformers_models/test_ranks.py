@@ -1,5 +1,6 @@
 """Models that transformers computes, divided among ranks by the plan of their class."""
 
+import itertools
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +24,7 @@ from worker_svc.models.weights import UnexpectedWeight
 from worker_svc.parallel.group import ALONE, Group, RankFailed
 from worker_svc.protocol.step import NewSequence, RowSampling, StepInput
 from worker_svc.runner.model_runner import ModelRunner
-from worker_svc.startup import startup
+from worker_svc.startup import kv_sizing, startup
 from worker_svc.transformers_models.model import TransformersModel
 
 CONFIG = WorkerConfig(
@@ -200,6 +201,20 @@ def test_a_quantized_checkpoint_is_divided_as_a_plain_one(stored_as: str, tmp_pa
     wanted = greedy(tmp_path / "stored", prompts)
     found = on_ranks(2, lambda group: greedy(tmp_path / "stored", prompts, group))
     assert found == [wanted] * 2
+
+
+def test_ranks_have_as_many_snapshots_of_states_as_the_one_with_the_least_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write("qwen3_5", tmp_path / "model")
+    numbers = itertools.count(5)
+    monkeypatch.setattr(kv_sizing, "num_state_snapshots", lambda *_: next(numbers))
+
+    def on_rank(group: Group) -> int:
+        runner = startup.build_runner(CONFIG, load(folder, group), CONFIG.num_kv_blocks)
+        return runner.limits.num_state_snapshots
+
+    assert on_ranks(2, on_rank) == [5, 5]
 
 
 # --- refusals ------------------------------------------------------------------------------------
