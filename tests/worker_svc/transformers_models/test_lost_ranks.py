@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from scheduler_svc.engine import Engine
+from tests.worker_svc.conftest import TIMEOUT_S
 from tests.worker_svc.ranks.test_ranks import running_group
 from tests.worker_svc.transformers_models.families import Oracle, write
 from tests.worker_svc.transformers_models.test_served import (
@@ -39,12 +40,23 @@ if os.environ.get("PAGEWIRE_ALL_FAMILIES"):
 async def test_eight_at_a_time_in_chunks_with_preemptions_and_a_lost_rank(
     name: str, tmp_path: Path
 ) -> None:
-    folder = write(name, tmp_path / name)
+    await lose_a_rank(name, tmp_path, {}, OPTIONS)
+
+
+async def lose_a_rank(
+    name: str,
+    tmp_path: Path,
+    sizes: dict[str, Any],
+    options: dict[str, str],
+    ready_s: float = 3 * TIMEOUT_S,
+) -> None:
+    """Runs eight requests on two ranks, of which one is killed after the first preemption."""
+    folder = write(name, tmp_path / name, sizes)
     oracle = Oracle(name, folder)
     prompts = [prompt_of(length) for length in LENGTHS] * 2
     wanted = [oracle(prompt, NUM_TOKENS) for prompt in prompts[: len(LENGTHS)]] * 2
 
-    with running_group(folder, tmp_path / "log", OPTIONS) as ranks:
+    with running_group(folder, tmp_path / "log", options, ready_s) as ranks:
 
         async def together(engine: Engine, stub: Any) -> list[list[int]]:
             calls = [asyncio.create_task(generate(stub, prompt)) for prompt in prompts]
