@@ -185,7 +185,7 @@ def _fill_quantized(
     ignored_weights: Collection[str],
 ) -> None:
     """Fills a model from a quantized checkpoint, whose weights become float numbers."""
-    destinations: dict[str, Destination] = dict(model.named_parameters())
+    destinations = _destinations(model)
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear) and f"{name}.weight" in destinations:
             linear = Linear(module.weight.data)
@@ -197,6 +197,13 @@ def _fill_quantized(
         ignored |= {HEAD}.intersection(names)
     share = _share_of(division)
     load_quantized(folder, quantization, destinations, frozenset(ignored), share, place.device)
+
+
+def _destinations(model: PreTrainedModel) -> dict[str, Destination]:
+    """Parameters, of tied ones the first, and the buffers that checkpoints hold."""
+    every = dict(model.named_parameters(remove_duplicate=False))
+    buffers = {name: held for name, held in model.state_dict().items() if name not in every}
+    return {**dict(model.named_parameters()), **buffers}
 
 
 def _share_of(division: Division | None) -> Callable[[str], Share | None]:
