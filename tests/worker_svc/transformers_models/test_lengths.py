@@ -49,7 +49,7 @@ async def test_the_first_token_after_every_length(
         )
 
     found, engine = await test_served.under_a_scheduler(
-        worker.server.port, each, enable_prefix_caching=is_cached
+        worker, each, enable_prefix_caching=is_cached
     )
     assert [tokens[0] for tokens in found] == wanted
     assert (engine.groups[0].core.counters.prefix_hit_tokens > LONGEST * 5) is is_cached

@@ -18,7 +18,7 @@ from tests.worker_svc.transformers_models.test_served import (
     NUM_TOKENS,
     generate,
     prompt_of,
-    under_a_scheduler,
+    scheduled,
 )
 
 OPTIONS = {
@@ -67,7 +67,7 @@ async def lose_a_rank(
             os.kill(ranks.ranks[1], signal.SIGKILL)
             return await asyncio.gather(*calls)
 
-        found, engine = await under_a_scheduler(ranks.port, together)
+        found, engine = await scheduled(ranks.port, together)
         ranks.wait_until_ready(2)
         assert "rank 1 ended with -9: all ranks start again" in ranks.log
     assert found == wanted

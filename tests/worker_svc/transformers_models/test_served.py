@@ -75,7 +75,7 @@ async def test_one_at_a_time_and_again_after_a_cached_prefix(family: Family) -> 
     async def each(engine: Engine, stub: Any) -> list[list[int]]:
         return [await generate(stub, p) for prompt in family.prompts for p in (prompt, prompt)]
 
-    found, engine = await under_a_scheduler(family.worker.server.port, each)
+    found, engine = await under_a_scheduler(family.worker, each)
     assert found == [tokens for wanted in family.wanted for tokens in (wanted, wanted)]
     num_hits = engine.groups[0].core.counters.prefix_hit_tokens
     assert (num_hits > 0) is (family.name not in HAVE_STATES)
@@ -93,7 +93,7 @@ async def test_eight_at_a_time_in_chunks_with_preemptions_and_a_lost_worker(fami
         session.end(session._stream, None)
         return await asyncio.gather(*calls)
 
-    found, engine = await under_a_scheduler(family.worker.server.port, together)
+    found, engine = await under_a_scheduler(family.worker, together)
     assert found == [*family.wanted, *family.wanted]
     (group,) = engine.groups
     assert group.num_recoveries == 1
@@ -101,11 +101,18 @@ async def test_eight_at_a_time_in_chunks_with_preemptions_and_a_lost_worker(fami
 
 
 async def under_a_scheduler(
+    worker: Worker, work: Callable[[Engine, Any], Awaitable[list[list[int]]]], **options: Any
+) -> tuple[list[list[int]], Engine]:
+    """Does the work at a scheduler of its own, whose recoveries and steps can be looked at."""
+    return await scheduled(worker.server.port, work, **options)
+
+
+async def scheduled(
     worker_port: int,
     work: Callable[[Engine, Any], Awaitable[list[list[int]]]],
     **options: Any,
 ) -> tuple[list[list[int]], Engine]:
-    """Does the work at a scheduler of its own, whose recoveries and steps can be looked at."""
+    """The same for the worker at a port."""
     engine = Engine(service_config(worker_port, **{"max_num_seqs": 8, **options}))
     server = grpc.aio.server(options=SERVER_OPTIONS)
     scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(SchedulerService(engine), server)
