@@ -15,6 +15,7 @@ from tests.worker_svc.transformers_models.families import Oracle, write
 from tests.worker_svc.transformers_models.test_served import (
     CONFIG,
     LENGTHS,
+    NUM_BLOCKS,
     NUM_TOKENS,
     generate,
     prompt_of,
@@ -24,7 +25,6 @@ from tests.worker_svc.transformers_models.test_served import (
 OPTIONS = {
     "--model-impl": "transformers",
     "--block-size": str(CONFIG.block_size),
-    "--num-kv-blocks": str(CONFIG.num_kv_blocks),
     "--max-num-seqs": str(CONFIG.max_num_seqs),
     "--max-num-batched-tokens": str(CONFIG.max_num_batched_tokens),
     "--max-model-len": str(CONFIG.max_model_len),
@@ -51,6 +51,7 @@ async def lose_a_rank(
     ready_s: float = 3 * TIMEOUT_S,
 ) -> None:
     """Runs eight requests on two ranks, of which one is killed after the first preemption."""
+    options = options | {"--num-kv-blocks": str(NUM_BLOCKS.get(name, CONFIG.num_kv_blocks))}
     folder = write(name, tmp_path / name, sizes)
     oracle = Oracle(name, folder)
     prompts = [prompt_of(length) for length in LENGTHS] * 2

