@@ -74,12 +74,39 @@ def gelu_and_mul(x: Tensor) -> Tensor:
     return F.gelu(gate, approximate="tanh").mul_(up)
 
 
-def choose_experts(logits: Tensor, top_k: int, renormalizes: bool) -> tuple[Tensor, Tensor]:
-    """A router's logits [T, E] -> experts' weights in float32 and indices, [T, top_k] each."""
-    weights, chosen = logits.float().softmax(-1).topk(top_k, -1)
+def choose_experts(
+    logits: Tensor,
+    top_k: int,
+    renormalizes: bool,
+    *,
+    is_sigmoid: bool = False,
+    bias: Tensor | None = None,
+    scale: float = 1.0,
+) -> tuple[Tensor, Tensor]:
+    """A router's logits [T, E] -> experts' weights in float32 and indices, [T, top_k] each.
+
+    Scores are a softmax or, with `is_sigmoid`, sigmoids. Those with the largest sum of score and
+    `bias` [E] are chosen; their weights are the scores, divided by their sum with `renormalizes`,
+    times `scale`.
+    """
+    scores = logits.float().sigmoid() if is_sigmoid else logits.float().softmax(-1)
+    chosen = (scores if bias is None else scores + bias).topk(top_k, -1).indices
+    weights = scores.gather(-1, chosen)
     if renormalizes:
-        weights = weights / weights.sum(-1, keepdim=True)
-    return weights, chosen
+        weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
+    return weights * scale, chosen
+
+
+def with_shared_experts(
+    weights: Tensor, chosen: Tensor, first: int, count: int, gate: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """The same, [T, top_k + count] each, with experts from `first` on that every row has.
+
+    Their weight is 1, or the sigmoid of `gate` [T].
+    """
+    shared = torch.arange(first, first + count, device=chosen.device).expand(len(chosen), count)
+    ones = torch.ones_like(weights[:, :1]) if gate is None else gate.float().sigmoid()[:, None]
+    return torch.cat((weights, ones.expand(-1, count)), 1), torch.cat((chosen, shared), 1)
 
 
 def feed_experts(

@@ -1,7 +1,7 @@
 # mypy: disable-error-code="untyped-decorator"
 """The experts of a few rows: each pair of a row and an expert has programs of its own.
 
-    x [T, h], gate_up [E, 2I, h]                        ->  inner [T * top_k, I]
+    x [T, h], gate_up [E, 2I, h]                        ->  inner [T * per_row, I]
     inner, down [E, h, I], residual [T, h] or None      ->  [T, h]
 
 Weights go from memory to registers and are used once; sums are float32. Where two rows have one
@@ -30,7 +30,7 @@ def pays(num_rows: int, weight: ExpertWeights) -> bool:
 
 
 def gated(x: torch.Tensor, gate_up: ExpertWeights, routing: Routing) -> torch.Tensor:
-    """silu(gate) * up of each pair, [T * top_k, I]."""
+    """silu(gate) * up of each pair, [T * per_row, I]."""
     gate_up.check(x)
     _, width, hidden = gate_up.values.shape
     inner = width // 2
@@ -43,7 +43,7 @@ def gated(x: torch.Tensor, gate_up: ExpertWeights, routing: Routing) -> torch.Te
         K=hidden,
         GROUPS=gate_up.num_groups,
         STEPS_OF_A_GROUP=(gate_up.group or block_k) // block_k,
-        TOP_K=routing.top_k,
+        PER_ROW=routing.per_row,
         BLOCK_N=block_n,
         BLOCK_K=block_k,
         IS_FP8=gate_up.scales is not None,
@@ -57,7 +57,7 @@ def gated(x: torch.Tensor, gate_up: ExpertWeights, routing: Routing) -> torch.Te
 def summed(
     x: torch.Tensor, down: ExpertWeights, routing: Routing, residual: torch.Tensor | None
 ) -> torch.Tensor:
-    """The weighted sum over each row's pairs x [T * top_k, I], plus the residual: [T, h]."""
+    """The weighted sum over each row's pairs x [T * per_row, I], plus the residual: [T, h]."""
     down.check(x)
     _, hidden, inner = down.values.shape
     num_rows = len(routing.experts)
@@ -71,7 +71,7 @@ def summed(
         K=inner,
         GROUPS=down.num_groups,
         STEPS_OF_A_GROUP=(down.group or block_k) // block_k,
-        TOP_K=routing.top_k,
+        PER_ROW=routing.per_row,
         BLOCK_N=block_n,
         BLOCK_K=block_k,
         HAS_RESIDUAL=residual is not None,
@@ -101,7 +101,7 @@ def _gated_kernel(
     K: tl.constexpr,
     GROUPS: tl.constexpr,
     STEPS_OF_A_GROUP: tl.constexpr,  # tiles of columns that share scales, if there are groups
-    TOP_K: tl.constexpr,
+    PER_ROW: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     IS_FP8: tl.constexpr,
@@ -118,7 +118,7 @@ def _gated_kernel(
     gate_ptr = weight_ptr + expert * (2 * N * K) + n[:, None] * K + k[None, :]
     if IS_FP8:
         s_ptr = scales_ptr + (expert * (2 * N) + n) * GROUPS
-    x_row = x_ptr + (pair // TOP_K).to(tl.int64) * stride_x
+    x_row = x_ptr + (pair // PER_ROW).to(tl.int64) * stride_x
     acc = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
     acc_up = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
     for k0 in tl.static_range(0, K, BLOCK_K):
@@ -155,7 +155,7 @@ def _summed_kernel(
     K: tl.constexpr,
     GROUPS: tl.constexpr,
     STEPS_OF_A_GROUP: tl.constexpr,  # tiles of columns that share scales, if there are groups
-    TOP_K: tl.constexpr,
+    PER_ROW: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
@@ -170,8 +170,8 @@ def _summed_kernel(
         gdc_launch_dependents()
         gdc_wait()
     acc = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
-    for place in tl.static_range(TOP_K):
-        pair = row * TOP_K + place
+    for place in tl.static_range(PER_ROW):
+        pair = row * PER_ROW + place
         expert = tl.load(experts_ptr + pair).to(tl.int64)
         share = tl.load(weights_ptr + pair)
         w_ptr = weight_ptr + expert * (N * K) + n[:, None] * K + k[None, :]

@@ -1,9 +1,9 @@
 # mypy: disable-error-code="untyped-decorator"
 """Products of rows with the weights of their experts, and the weighted sums of these.
 
-    x [T, K], weight [E, N, K]              ->  [T * top_k, N], a row for each pair
+    x [T, K], weight [E, N, K]              ->  [T * per_row, N], a row for each pair
     with gated, weight [E, 2N, K]:              silu(gate) * up
-    y [T * top_k, N], residual [T, N] or None  ->  [T, N]
+    y [T * per_row, N], residual [T, N] or None  ->  [T, N]
 
 Weights in 8 bits are widened in registers; a sum is multiplied by its scale, group by group.
 
@@ -14,6 +14,7 @@ one expert's weights: they come from memory once.
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 import triton
@@ -25,6 +26,7 @@ from kernels.experts.weights import ExpertWeights
 from kernels.pdl import has_pdl, launch_options
 
 _COMBINED = 1024  # columns of a program that adds
+_SHARED_BYTES = 200 << 10  # of the pipelines that are quickest where there is room for them
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +38,25 @@ class _Config:
     num_warps: int
 
 
+@lru_cache
+def _device_has_room(index: int) -> bool:
+    properties = triton.runtime.driver.active.utils.get_device_properties(index)
+    return int(properties["max_shared_mem"]) >= _SHARED_BYTES
+
+
+def _has_room(x: torch.Tensor) -> bool:
+    """True if the device has shared memory for long pipelines, as data center GPUs do."""
+    return not x.is_cuda or _device_has_room(x.get_device())
+
+
 def _config(
-    num_rows: int, rows_per_expert: float, gated: bool, itemsize: int, is_fp8: bool
+    num_rows: int,
+    rows_per_expert: float,
+    gated: bool,
+    itemsize: int,
+    *,
+    is_fp8: bool,
+    has_room: bool,
 ) -> _Config:
     """The launch configuration; measured on H100 with the experts of Qwen3-30B-A3B.
 
@@ -46,6 +65,8 @@ def _config(
     """
     if itemsize == 4:  # no tensor cores, twice the shared memory
         return _Config(16, 64, 32, 2, 4)
+    if not has_room:
+        return _Config(64 if num_rows > 256 else 16, 64, 64, 2, 4)
     if num_rows > 1024:
         return _Config(128, 128, 64, 4 if gated else 3, 8)
     if num_rows > 256:
@@ -58,14 +79,21 @@ def _config(
 def grouped_linear(
     x: torch.Tensor, weight: ExpertWeights, routing: Routing, *, gated: bool = False
 ) -> torch.Tensor:
-    """The product of each pair, [T * top_k, N]; x has a row for each row of the step, or pair."""
+    """The product of each pair, [T * per_row, N]; x has a row for each row of the step, or pair."""
     weight.check(x)
     num_experts, width, k = weight.values.shape
     n, num_rows, num_pairs = width // (1 + gated), len(routing.experts), routing.num_pairs
     if len(x) not in (num_rows, num_pairs):
         raise ValueError(f"{len(x)} rows of x for {num_rows} rows and {num_pairs} pairs")
     is_fp8 = weight.scales is not None
-    config = _config(num_rows, num_pairs / num_experts, gated, x.element_size(), is_fp8)
+    config = _config(
+        num_rows,
+        num_pairs / num_experts,
+        gated,
+        x.element_size(),
+        is_fp8=is_fp8,
+        has_room=_has_room(x),
+    )
     out = x.new_empty((num_pairs, n))
     # Each expert with rows may have one tile that is not full.
     most_tiles = min(num_experts, num_pairs) + num_pairs // config.block_m
@@ -77,7 +105,7 @@ def grouped_linear(
         K=k,
         GROUPS=weight.num_groups,
         STEPS_OF_A_GROUP=(weight.group or block_k) // block_k,
-        ROWS_OF_A_TOKEN=1 if len(x) == num_pairs else routing.top_k,
+        ROWS_OF_A_TOKEN=1 if len(x) == num_pairs else routing.per_row,
         BLOCK_E=triton.next_power_of_2(num_experts),
         BLOCK_M=config.block_m,
         BLOCK_N=config.block_n,
@@ -93,13 +121,13 @@ def grouped_linear(
 
 
 def combined(y: torch.Tensor, routing: Routing, residual: torch.Tensor | None) -> torch.Tensor:
-    """The weighted sum over each row's pairs y [T * top_k, N], plus the residual: [T, N]."""
+    """The weighted sum over each row's pairs y [T * per_row, N], plus the residual: [T, N]."""
     num_rows, width = len(routing.experts), y.shape[1]
     out = y.new_empty((num_rows, width))
     _combined_kernel[(num_rows, triton.cdiv(width, _COMBINED))](
         y, routing.weights, residual, out,
         N=width,
-        TOP_K=routing.top_k,
+        PER_ROW=routing.per_row,
         BLOCK_N=_COMBINED,
         HAS_RESIDUAL=residual is not None,
         PDL=has_pdl(y),
@@ -203,7 +231,7 @@ def _combined_kernel(
     residual_ptr: tl.tensor,
     out_ptr: tl.tensor,
     N: tl.constexpr,
-    TOP_K: tl.constexpr,
+    PER_ROW: tl.constexpr,
     BLOCK_N: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
     PDL: tl.constexpr,
@@ -218,8 +246,8 @@ def _combined_kernel(
     total = tl.zeros([BLOCK_N], tl.float32)
     if HAS_RESIDUAL:
         total += tl.load(residual_ptr + to, mask=is_n, other=0.0).to(tl.float32)
-    for place in tl.static_range(TOP_K):
-        pair = row * TOP_K + place
+    for place in tl.static_range(PER_ROW):
+        pair = row * PER_ROW + place
         y = tl.load(y_ptr + pair.to(tl.int64) * N + n, mask=is_n, other=0.0)
         total += y.to(tl.float32) * tl.load(weights_ptr + pair)
     tl.store(out_ptr + to, total.to(out_ptr.dtype.element_ty), mask=is_n)

@@ -1,11 +1,12 @@
 # mypy: disable-error-code="untyped-decorator"
 """Routing: which experts a row has, with which weights, and which rows an expert has.
 
-    x [T, h], router [E, h]  ->  logits [T, E] float32
+    x [T, h], weight [E, h]  ->  logits [T, E] float32
     logits [T, E]            ->  Routing
 
-All of it stays on the device: a graph holds any routing of its number of rows. Products and the
-softmax are float32. Of equal logits the expert with the smaller index is chosen.
+All of it stays on the device: a graph holds any routing of its number of rows. Products and scores
+are float32. Of equal scores the expert with the smaller index is chosen. Experts that every row has
+come after those that are chosen among, and after a row's chosen ones.
 """
 
 from dataclasses import dataclass
@@ -25,16 +26,47 @@ _BLOCK_M, _BLOCK_E = 32, 64  # rows and experts of a tile, for more rows
 
 
 @dataclass(frozen=True, slots=True)
-class Routing:
-    """The experts of each row, and the rows of each expert. A pair is row * top_k + place."""
+class Router:
+    """The weight of a router, and the rule by which it chooses: see `reference.choose_experts`."""
 
-    experts: torch.Tensor  # [T, top_k] int32; largest weight first
-    weights: torch.Tensor  # [T, top_k] float32
+    weight: torch.Tensor  # [E, h], and one more row where `gates_shared`
+    top_k: int  # experts that are chosen for a row
+    renormalizes: bool  # the weights of a row's chosen experts are divided by their sum
+    bias: torch.Tensor | None = None  # [E] float32 that scores are chosen with; None: none
+    is_sigmoid: bool = False  # scores are sigmoids of the logits; else a softmax
+    scale: float = 1.0  # of the chosen experts' weights
+    num_shared: int = 0  # experts of every row
+    gates_shared: bool = False  # their weight is the sigmoid of the last logit; else it is 1
+
+    @property
+    def num_choices(self) -> int:
+        """The experts that are chosen among."""
+        return len(self.weight) - self.gates_shared
+
+    def check(self, x: torch.Tensor) -> None:
+        """Raises ValueError or TypeError if it cannot route rows x [T, h]."""
+        hidden = self.weight.shape[1]
+        if not 0 < self.top_k <= self.num_choices:
+            raise ValueError(f"top_k: {self.top_k} of {self.num_choices} experts")
+        if x.shape[1] != hidden or x.stride(1) != 1 or not self.weight.is_contiguous():
+            raise ValueError(f"x must be [T, {hidden}], router contiguous, got {tuple(x.shape)}")
+        if self.weight.dtype != x.dtype:
+            raise TypeError(f"x is {x.dtype}, router is {self.weight.dtype}")
+        if self.bias is not None and self.bias.shape != (self.num_choices,):
+            raise ValueError(f"bias {tuple(self.bias.shape)} for {self.num_choices} experts")
+
+
+@dataclass(frozen=True, slots=True)
+class Routing:
+    """The experts of each row, and the rows of each expert. A pair is row * per_row + place."""
+
+    experts: torch.Tensor  # [T, per_row] int32; largest weight first, then those of every row
+    weights: torch.Tensor  # [T, per_row] float32
     counts: torch.Tensor  # [E] int32: the number of rows of each expert
     pairs: torch.Tensor  # [E, T] int32: those of each expert in any order, `counts` of them
 
     @property
-    def top_k(self) -> int:
+    def per_row(self) -> int:
         """The number of experts of a row."""
         return self.experts.shape[1]
 
@@ -45,27 +77,14 @@ class Routing:
 
 
 def route(
-    x: torch.Tensor,
-    router: torch.Tensor,
-    norm_weight: torch.Tensor | None,
-    eps: float,
-    top_k: int,
-    renormalizes: bool,
+    x: torch.Tensor, router: Router, norm_weight: torch.Tensor | None, eps: float
 ) -> tuple[torch.Tensor, Routing]:
-    """(x, or with `norm_weight` its RMS norm; the routing of that).
-
-    With `renormalizes` the weights of a row's experts are divided by their sum.
-    """
-    num_experts, hidden = router.shape
-    if not 0 < top_k <= num_experts:
-        raise ValueError(f"top_k: {top_k} of {num_experts} experts")
-    if x.shape[1] != hidden or x.stride(1) != 1 or not router.is_contiguous():
-        raise ValueError(f"x must be [T, {hidden}], router contiguous, got {tuple(x.shape)}")
-    if router.dtype != x.dtype:
-        raise TypeError(f"x is {x.dtype}, router is {router.dtype}")
+    """(x, or with `norm_weight` its RMS norm; the routing of that)."""
+    router.check(x)
+    num_experts = router.num_choices + router.num_shared
     counts = torch.empty(num_experts, dtype=torch.int32, device=x.device)
-    normed, logits = _logits(x, router, norm_weight, eps, counts)
-    return normed, _chosen(logits, counts, top_k, renormalizes)
+    normed, logits = _logits(x, router.weight, norm_weight, eps, counts)
+    return normed, _chosen(logits, counts, router)
 
 
 def _logits(
@@ -76,20 +95,28 @@ def _logits(
     counts: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(the norm of x, logits); also clears `counts`."""
-    (num_rows, hidden), num_experts = x.shape, len(router)
-    logits = torch.empty((num_rows, num_experts), dtype=torch.float32, device=x.device)
-    common = dict(E=num_experts, H=hidden, PDL=has_pdl(x), num_warps=4, **launch_options(x))
+    (num_rows, hidden), num_logits = x.shape, len(router)
+    logits = torch.empty((num_rows, num_logits), dtype=torch.float32, device=x.device)
+    common = dict(
+        E=num_logits,
+        H=hidden,
+        COUNTS=len(counts),
+        BLOCK_COUNTS=triton.next_power_of_2(len(counts)),
+        PDL=has_pdl(x),
+        num_warps=4,
+        **launch_options(x),
+    )
     if num_rows <= _MOST_BY_ROW and hidden <= _MAX_HIDDEN:
         normed = x if norm_weight is None else x.new_empty((num_rows, hidden))
         block = triton.next_power_of_2(hidden)
-        block_e = max(1, min(_TILE // block, triton.next_power_of_2(num_experts)))
-        _row_logits_kernel[(triton.cdiv(num_experts, block_e), num_rows)](
+        block_e = max(1, min(_TILE // block, triton.next_power_of_2(num_logits)))
+        _row_logits_kernel[(triton.cdiv(num_logits, block_e), num_rows)](
             x, router, norm_weight, normed, logits, counts, eps, x.stride(0),
             BLOCK_E=block_e, BLOCK_H=block, NORM=norm_weight is not None, **common,
         )  # fmt: skip
         return normed, logits
     normed = x if norm_weight is None else rms_norm(x, norm_weight, eps)
-    tiles = triton.cdiv(num_rows, _BLOCK_M), triton.cdiv(num_experts, _BLOCK_E)
+    tiles = triton.cdiv(num_rows, _BLOCK_M), triton.cdiv(num_logits, _BLOCK_E)
     _tile_logits_kernel[tiles](
         normed, router, logits, counts, num_rows, normed.stride(0),
         BLOCK_M=_BLOCK_M, BLOCK_E=_BLOCK_E, BLOCK_H=256 // x.element_size(), **common,
@@ -97,19 +124,25 @@ def _logits(
     return normed, logits
 
 
-def _chosen(logits: torch.Tensor, counts: torch.Tensor, top_k: int, renormalizes: bool) -> Routing:
-    (num_rows, num_experts), device = logits.shape, logits.device
-    experts = torch.empty((num_rows, top_k), dtype=torch.int32, device=device)
-    weights = torch.empty((num_rows, top_k), dtype=torch.float32, device=device)
-    pairs = torch.empty((num_experts, num_rows), dtype=torch.int32, device=device)
-    block_e = triton.next_power_of_2(num_experts)
+def _chosen(logits: torch.Tensor, counts: torch.Tensor, router: Router) -> Routing:
+    (num_rows, num_logits), device = logits.shape, logits.device
+    per_row = router.top_k + router.num_shared
+    experts = torch.empty((num_rows, per_row), dtype=torch.int32, device=device)
+    weights = torch.empty((num_rows, per_row), dtype=torch.float32, device=device)
+    pairs = torch.empty((len(counts), num_rows), dtype=torch.int32, device=device)
+    block_e = triton.next_power_of_2(router.num_choices)
     _choose_kernel[(num_rows,)](
-        logits, experts, weights, counts, pairs, num_rows,
-        E=num_experts,
-        TOP_K=top_k,
+        logits, router.bias, experts, weights, counts, pairs, num_rows, router.scale,
+        E=router.num_choices,
+        LOGITS=num_logits,
+        TOP_K=router.top_k,
+        SHARED=router.num_shared,
         BLOCK_E=block_e,
-        BLOCK_K=triton.next_power_of_2(top_k),
-        RENORMALIZES=renormalizes,
+        BLOCK_K=triton.next_power_of_2(per_row),
+        RENORMALIZES=router.renormalizes,
+        IS_SIGMOID=router.is_sigmoid,
+        HAS_BIAS=router.bias is not None,
+        GATES_SHARED=router.gates_shared,
         PDL=has_pdl(logits),
         num_warps=max(1, block_e // 256),
         **launch_options(logits),
@@ -132,6 +165,8 @@ def _row_logits_kernel(
     BLOCK_E: tl.constexpr,
     BLOCK_H: tl.constexpr,
     NORM: tl.constexpr,
+    COUNTS: tl.constexpr,
+    BLOCK_COUNTS: tl.constexpr,
     PDL: tl.constexpr,
 ) -> None:
     """Some experts' logits of one row, which every program of the row norms for itself."""
@@ -156,8 +191,9 @@ def _row_logits_kernel(
             tl.store(normed_ptr + row * H + h, x, mask=is_h)
     logits = tl.sum(w.to(tl.float32) * x.to(tl.float32)[None, :], 1)
     tl.store(logits_ptr + row * E + e, logits, mask=is_e)
-    if row == 0:
-        tl.store(counts_ptr + e, tl.zeros([BLOCK_E], tl.int32), mask=is_e)
+    if tile + row == 0:
+        c = tl.arange(0, BLOCK_COUNTS)
+        tl.store(counts_ptr + c, tl.zeros([BLOCK_COUNTS], tl.int32), mask=c < COUNTS)
 
 
 @triton.jit(do_not_specialize=["T"])  # one kernel for all numbers of rows
@@ -173,6 +209,8 @@ def _tile_logits_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_E: tl.constexpr,
     BLOCK_H: tl.constexpr,
+    COUNTS: tl.constexpr,
+    BLOCK_COUNTS: tl.constexpr,
     PDL: tl.constexpr,
 ) -> None:
     """Some experts' logits of some rows."""
@@ -194,49 +232,74 @@ def _tile_logits_kernel(
         acc = tl.dot(x, w, acc, input_precision="ieee")
     inside = (m < T)[:, None] & (e < E)[None, :]
     tl.store(logits_ptr + m.to(tl.int64)[:, None] * E + e[None, :], acc, mask=inside)
-    if tl.program_id(0) == 0:
-        tl.store(counts_ptr + e, tl.zeros([BLOCK_E], tl.int32), mask=e < E)
+    if tl.program_id(0) + tl.program_id(1) == 0:
+        c = tl.arange(0, BLOCK_COUNTS)
+        tl.store(counts_ptr + c, tl.zeros([BLOCK_COUNTS], tl.int32), mask=c < COUNTS)
 
 
-@triton.jit(do_not_specialize=["T"])
+@triton.jit(do_not_specialize=["T", "scale"])
 def _choose_kernel(
     logits_ptr: tl.tensor,
+    bias_ptr: tl.tensor,
     experts_ptr: tl.tensor,
     weights_ptr: tl.tensor,
     counts_ptr: tl.tensor,
     pairs_ptr: tl.tensor,
     T: tl.tensor,
+    scale: tl.tensor,
     E: tl.constexpr,
+    LOGITS: tl.constexpr,
     TOP_K: tl.constexpr,
+    SHARED: tl.constexpr,
     BLOCK_E: tl.constexpr,
     BLOCK_K: tl.constexpr,
     RENORMALIZES: tl.constexpr,
+    IS_SIGMOID: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    GATES_SHARED: tl.constexpr,
     PDL: tl.constexpr,
 ) -> None:
     """One row's experts; the row takes a place among the rows of each."""
+    row = tl.program_id(0)
+    e, place = tl.arange(0, BLOCK_E), tl.arange(0, BLOCK_K)
+    is_e = e < E
+    if HAS_BIAS:
+        bias = tl.load(bias_ptr + e, mask=is_e, other=0.0)
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
-    row = tl.program_id(0)
-    e, place = tl.arange(0, BLOCK_E), tl.arange(0, BLOCK_K)
-    z = tl.load(logits_ptr + row.to(tl.int64) * E + e, mask=e < E, other=0.0)
+    z = tl.load(logits_ptr + row.to(tl.int64) * LOGITS + e, mask=is_e, other=0.0)
+    if IS_SIGMOID:
+        score = 1.0 / (1.0 + tl.exp(-z))
+    else:
+        exponent = tl.exp(z - tl.max(tl.where(is_e, z, float("-inf")), 0))
+        score = exponent / tl.sum(tl.where(is_e, exponent, 0.0), 0)
+    # A softmax is in the order of its logits, of which fewer are equal.
+    key = score if IS_SIGMOID else z
+    if HAS_BIAS:
+        key = score + bias
     # Rows of padding may hold anything. What is no number comes last, but before an expert that
     # is chosen already: no row may have an expert twice, nor one that is not there.
-    z = tl.where(z == z, tl.maximum(z, -3.0e38), -3.0e38)
-    z = tl.where(e < E, z, float("-inf"))
-    top = tl.max(z, 0)
-    total = tl.sum(tl.exp(z - top), 0)
+    key = tl.where(key == key, tl.maximum(key, -3.0e38), -3.0e38)
+    key = tl.where(is_e, key, float("-inf"))
     chosen = tl.zeros([BLOCK_K], tl.int32)
     weight = tl.zeros([BLOCK_K], tl.float32)
     for i in tl.static_range(TOP_K):
-        best = tl.max(z, 0)
-        index = tl.min(tl.where(z == best, e, BLOCK_E), 0)
+        index = tl.min(tl.where(key == tl.max(key, 0), e, BLOCK_E), 0)
         chosen = tl.where(place == i, index, chosen)
-        weight = tl.where(place == i, tl.exp(best - top) / total, weight)
-        z = tl.where(e == index, float("-inf"), z)
+        weight = tl.where(place == i, tl.sum(tl.where(e == index, score, 0.0), 0), weight)
+        key = tl.where(e == index, float("-inf"), key)
     if RENORMALIZES:
-        weight /= tl.sum(weight, 0)
-    pair, is_place = row * TOP_K + place, place < TOP_K
+        weight /= tl.sum(weight, 0) + 1e-20
+    weight *= scale
+    if SHARED > 0:
+        of_every_row = 1.0
+        if GATES_SHARED:
+            gate = tl.load(logits_ptr + row.to(tl.int64) * LOGITS + E)
+            of_every_row = 1.0 / (1.0 + tl.exp(-gate))
+        chosen = tl.where(place < TOP_K, chosen, E + place - TOP_K)
+        weight = tl.where(place < TOP_K, weight, of_every_row)
+    pair, is_place = row * (TOP_K + SHARED) + place, place < TOP_K + SHARED
     tl.store(experts_ptr + pair, chosen, mask=is_place)
     tl.store(weights_ptr + pair, weight, mask=is_place)
     rank = tl.atomic_add(counts_ptr + chosen, 1, mask=is_place, sem="relaxed")

@@ -23,6 +23,9 @@ def save_random_model(
                 parameter.uniform_(0.5, 1.5)
             elif name.endswith("bias"):
                 parameter.normal_(std=0.2)
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.normal_(std=0.2)
     model.save_pretrained(folder, **save_options)
     return model
 

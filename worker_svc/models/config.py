@@ -60,10 +60,18 @@ def load(folder: Path, ignored_keys: Collection[str] = (), quantization: str = "
 
 
 def _expert_schemes(spec: ModelSpec, quantization: Quantization) -> Iterator[Scheme]:
-    """How the weights of each layer's first expert are stored."""
+    """How the weights of each layer's first expert are stored.
+
+    Raises UnsupportedModel for experts of every token, whose tensors are read as plain numbers.
+    """
     names = spec.names
     for index, layer in enumerate(spec.layers):
         if isinstance(layer.feed, MoeSpec):
+            if layer.feed.shared is not None:
+                raise UnsupportedModel(
+                    f"quantization: {quantization.label} is not supported for the shared experts "
+                    f"of {spec.architecture}"
+                )
             expert = f"{names.layers}.{index}.{names.mlp}.{names.experts}.0"
             for part in (names.expert_gate, names.expert_up, names.expert_down):
                 yield quantization.scheme(f"{expert}.{part}")

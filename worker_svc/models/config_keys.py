@@ -135,6 +135,7 @@ _BIASES: dict[str, tuple[Any, ...]] = {
     "lm_head_bias": (False,),
     "mlp_bias": (False,),
     "o_bias": (False,),
+    "qkv_bias": (False,),
     "use_bias": (False,),
 }
 _FACTORS: dict[str, tuple[Any, ...]] = {
@@ -176,14 +177,20 @@ _NORMS: dict[str, tuple[Any, ...]] = {
 }
 _EXPERTS: dict[str, tuple[Any, ...]] = {
     "decoder_sparse_step": (),
+    "first_k_dense_replace": (0,),
     "mlp_only_layers": ([],),
     "moe_intermediate_size": (),
+    "n_group": (),
     "n_routed_experts": (0,),
+    "n_shared_experts": (),
     "norm_topk_prob": (),
     "num_experts": (0,),
     "num_experts_per_tok": (0,),
     "num_local_experts": (0,),
     "num_nextn_predict_layers": (0,),
+    "routed_scaling_factor": (),
+    "shared_expert_intermediate_size": (),
+    "topk_group": (),
 }
 _OTHER_MODELS: dict[str, tuple[Any, ...]] = {
     "add_cross_attention": (False,),

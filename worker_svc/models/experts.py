@@ -6,6 +6,8 @@ them.
 """
 
 import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +17,7 @@ from kernels import reference
 from kernels.experts.weights import ExpertWeights, serves_float8
 from kernels.quantized.scaled import ScaledWeight
 from worker_svc.models.layers import Destinations, parts, whole
-from worker_svc.models.linear import Linear
+from worker_svc.models.linear import Linear, WeightRows
 from worker_svc.models.spec import MoeSpec, TensorNames
 
 log = logging.getLogger(__name__)
@@ -34,24 +36,51 @@ class Experts:
         is_quantized: bool = False,
     ) -> None:
         """The experts of a quantized model take no memory before they are filled."""
-        num_experts, self._inner = spec.num_experts, spec.intermediate_size
-        self.spec = spec
+        self.spec, self._inner = spec, spec.intermediate_size
+        num_experts, shared = spec.router.num_experts, spec.shared
+        self._gates_shared = shared is not None and shared.is_gated
         # Routing is computed in float32. A GPU reads the weight at each step, so there it has the
-        # checkpoint's type.
+        # checkpoint's type. The gate of an expert of every token is one more row.
         router_dtype = torch.float32 if device.type == "cpu" else dtype
-        self.router = torch.empty((num_experts, hidden), dtype=router_dtype, device=device)
+        num_rows = num_experts + self._gates_shared
+        self.router = torch.empty((num_rows, hidden), dtype=router_dtype, device=device)
+        self.bias: Tensor | None = None
+        if spec.router.has_bias:
+            self.bias = torch.empty(num_experts, dtype=torch.float32, device=device)
+        # An expert of every token is several others, which add up to it.
+        count = num_experts + (0 if shared is None else shared.count)
         gate_up, down = (2 * self._inner, hidden), (hidden, self._inner)
-        self._gate_up = _Stack(num_experts, gate_up, dtype, device, is_empty=is_quantized)
-        self._down = _Stack(num_experts, down, dtype, device, is_empty=is_quantized)
+        self._gate_up = _Stack(count, gate_up, dtype, device, is_empty=is_quantized)
+        self._down = _Stack(count, down, dtype, device, is_empty=is_quantized)
 
     def destinations(self, prefix: str, names: TensorNames) -> Destinations:
-        yield f"{prefix}.{names.router}.weight", self.router
+        num_experts = self.spec.router.num_experts
+        yield f"{prefix}.{names.router}.weight", self.router[:num_experts]
+        if self.bias is not None:
+            yield f"{prefix}.{names.router_bias}", self.bias
         sizes = {names.expert_gate: self._inner, names.expert_up: self._inner}
-        experts = zip(self._gate_up.linears, self._down.linears, strict=True)
-        for index, (gate_up, down) in enumerate(experts):
+        experts = list(zip(self._gate_up.linears, self._down.linears, strict=True))
+        for index, (gate_up, down) in enumerate(experts[:num_experts]):
             expert = f"{prefix}.{names.experts}.{index}"
             yield from parts(expert, sizes, gate_up)
             yield from whole(f"{expert}.{names.expert_down}", down)
+        if len(experts) > num_experts:
+            gate_ups, downs = zip(*experts[num_experts:], strict=True)
+            yield from self._shared_destinations(prefix, names, gate_ups, downs)
+
+    def _shared_destinations(
+        self, prefix: str, names: TensorNames, gate_ups: Sequence[Linear], downs: Sequence[Linear]
+    ) -> Destinations:
+        """Of the expert of every token."""
+        if self._gates_shared:
+            yield f"{prefix}.{names.shared_gate}.weight", self.router[-1:]
+        expert, inner = f"{prefix}.{names.shared_expert}", self._inner
+        gates = [linear.rows(0, inner) for linear in gate_ups]
+        ups = [linear.rows(inner, 2 * inner) for linear in gate_ups]
+        yield f"{expert}.{names.expert_gate}.weight", Joined(gates, 0)
+        yield f"{expert}.{names.expert_up}.weight", Joined(ups, 0)
+        whole_downs = [linear.rows(0, linear.shape[0]) for linear in downs]
+        yield f"{expert}.{names.expert_down}.weight", Joined(whole_downs, 1)
 
     def pack(self) -> None:
         """Once, when all weights are filled."""
@@ -65,10 +94,42 @@ class Experts:
     def __call__(self, hidden: Tensor) -> Tensor:
         """Hidden states [T, hidden] -> the weighted sum of the outputs of each one's experts."""
         logits = F.linear(hidden.float(), self.router.float())
-        spec = self.spec
-        weights, chosen = reference.choose_experts(logits, spec.top_k, spec.renormalizes)
+        rule, shared = self.spec.router, self.spec.shared
+        weights, chosen = reference.choose_experts(
+            logits[:, : rule.num_experts],
+            rule.top_k,
+            rule.renormalizes,
+            is_sigmoid=rule.is_sigmoid,
+            bias=self.bias,
+            scale=rule.scale,
+        )
+        if shared is not None:
+            gate = logits[:, -1] if shared.is_gated else None
+            weights, chosen = reference.with_shared_experts(
+                weights, chosen, rule.num_experts, shared.count, gate
+            )
         gate_ups, downs = self._gate_up.linears, self._down.linears
         return reference.feed_experts(hidden, weights, chosen, gate_ups, downs)
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """A destination: parts of one tensor, along a dimension, that are weights of their own."""
+
+    parts: Sequence[WeightRows]
+    dim: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the tensor."""
+        size = list(self.parts[0].shape)
+        size[self.dim] *= len(self.parts)
+        return tuple(size)
+
+    def copy_(self, values: Tensor) -> None:
+        """Fills the parts with float numbers of any type and device."""
+        for part, value in zip(self.parts, values.chunk(len(self.parts), self.dim), strict=True):
+            part.copy_(value)
 
 
 class _Stack:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from kernels.experts import few_rows
 from kernels.experts.grouped_linear import combined, grouped_linear
-from kernels.experts.router import route
+from kernels.experts.router import Router, route
 from kernels.experts.weights import ExpertWeights
 from worker_svc.models.experts import Experts
 from worker_svc.models.fused_gemms import Hidden
@@ -22,18 +22,25 @@ class FusedExperts:
     """A norm, a router and experts."""
 
     norm: Tensor  # [h]
-    router: Tensor  # [E, h]
+    router: Router
     gate_up: ExpertWeights  # [E, 2I, h]
     down: ExpertWeights  # [E, h, I]
-    top_k: int
-    renormalizes: bool
 
     @classmethod
     def of(cls, norm: RMSNorm, experts: Experts) -> "FusedExperts":
         """Takes over the weights."""
-        spec, (gate_up, down) = experts.spec, experts.stacked()
-        router = experts.router.to(norm.weight.dtype)
-        return cls(norm.weight, router, gate_up, down, spec.top_k, spec.renormalizes)
+        rule, shared = experts.spec.router, experts.spec.shared
+        router = Router(
+            experts.router.to(norm.weight.dtype),
+            rule.top_k,
+            rule.renormalizes,
+            experts.bias,
+            rule.is_sigmoid,
+            rule.scale,
+            0 if shared is None else shared.count,
+            shared is not None and shared.is_gated,
+        )
+        return cls(norm.weight, router, *experts.stacked())
 
     def norms(self, num_rows: int) -> bool:
         """False: a norm that is already computed is read."""
@@ -44,7 +51,7 @@ class FusedExperts:
         is_normed = hidden.normed is not None
         x = hidden.residual if hidden.normed is None else hidden.normed
         norm = None if is_normed else self.norm
-        normed, routing = route(x, self.router, norm, eps, self.top_k, self.renormalizes)
+        normed, routing = route(x, self.router, norm, eps)
         if few_rows.pays(len(x), self.gate_up):
             inner = few_rows.gated(normed, self.gate_up, routing)
             return few_rows.summed(inner, self.down, routing, residual)

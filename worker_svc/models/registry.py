@@ -11,12 +11,14 @@ from worker_svc.models.families.family import Family
 from worker_svc.models.spec import UnsupportedModel
 
 BUILT_IN = {  # the file of each architecture in `families`
+    "Dots1ForCausalLM": "dots1",
     "Gemma2ForCausalLM": "gemma2",
     "Gemma3ForCausalLM": "gemma3",
     "LlamaForCausalLM": "llama",
     "MistralForCausalLM": "mistral",
     "MixtralForCausalLM": "mixtral",
     "Qwen2ForCausalLM": "qwen2",
+    "Qwen2MoeForCausalLM": "qwen2_moe",
     "Qwen3ForCausalLM": "qwen3",
     "Qwen3MoeForCausalLM": "qwen3_moe",
     "SmolLM3ForCausalLM": "smollm3",

@@ -61,17 +61,32 @@ class MlpSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class MoeSpec:
-    """Experts, which are MLPs without biases, and a router that chooses some for each token.
+class RouterSpec:
+    """The rule by which a router chooses experts for a token: see `reference.choose_experts`."""
 
-    The router's logits become a softmax over all experts; the experts' outputs are added with the
-    largest of its weights.
-    """
-
-    num_experts: int
-    top_k: int  # the number of experts of a token
-    intermediate_size: int  # of each expert
+    num_experts: int  # that are chosen among
+    top_k: int  # the number of those that are chosen
     renormalizes: bool  # True: the weights of a token's experts are divided by their sum
+    is_sigmoid: bool = False  # scores are sigmoids of the logits; else a softmax
+    has_bias: bool = False  # scores are chosen with a bias, which weights do not have
+    scale: float = 1.0  # of the weights
+
+
+@dataclass(frozen=True, slots=True)
+class SharedSpec:
+    """An expert of every token, as wide as several of the others."""
+
+    count: int  # of the others that it is as wide as
+    is_gated: bool  # its weight is a sigmoid of a product with the token; else it is 1
+
+
+@dataclass(frozen=True, slots=True)
+class MoeSpec:
+    """Experts, which are MLPs without biases, and a router that chooses some for each token."""
+
+    router: RouterSpec
+    intermediate_size: int  # of each expert
+    shared: SharedSpec | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +148,9 @@ class TensorNames:
     mlp: str = "mlp"
     # In a layer's mlp, if it has experts:
     router: str = "gate"
+    router_bias: str = "gate.e_score_correction_bias"
+    shared_expert: str = "shared_expert"
+    shared_gate: str = "shared_expert_gate"
     experts: str = "experts"  # followed by the expert's index
     expert_gate: str = "gate_proj"
     expert_up: str = "up_proj"

@@ -66,7 +66,7 @@ class Case:
         self.gate_up = ExpertWeights(normal(experts, 2 * inner, hidden) * hidden**-0.5)
         self.down = ExpertWeights(normal(experts, hidden, inner) * inner**-0.5)
         self.router = normal(experts, hidden) * hidden**-0.5 * spread
-        _, self.routing = router.route(self.x, self.router, None, 0.0, top_k, True)
+        _, self.routing = router.route(self.x, router.Router(self.router, top_k, True), None, 0.0)
 
     def expected(self, residual: Tensor | None) -> Tensor:
         """[T, hidden] in float32."""
@@ -100,6 +100,15 @@ def test_each_row_is_fed_by_its_experts(way, shape, dtype, adds, device, assert_
     assert_close(getattr(case, way)(residual), case.expected(residual))
 
 
+@pytest.mark.parametrize(("way", "rows"), [("by_groups", 20), ("by_pairs", 2)])
+def test_rows_have_their_own_experts_and_those_of_every_row(way, rows, device, assert_close):
+    case = Case((rows, 64, 48, 5, 2), torch.float32, device)
+    rule = router.Router(case.router[:4].contiguous(), 2, True, num_shared=2, gates_shared=True)
+    _, case.routing = router.route(case.x, rule, None, 0.0)  # among 3, then 2 of every row
+    assert case.routing.counts[3:].tolist() == [rows, rows]
+    assert_close(getattr(case, way)(case.residual), case.expected(case.residual))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize("group", [None, 32, 64])
 @pytest.mark.parametrize(("way", "rows"), [("by_groups", 9), ("by_pairs", 2)])
@@ -125,17 +134,21 @@ def test_all_rows_may_have_one_expert(rows, device, assert_close):
     only[:, 0] = 9.0
     weight = torch.zeros(6, 64, device=device)
     weight[4, 0] = 1.0
-    _, case.routing = router.route(only, weight, None, 0.0, 1, True)
+    _, case.routing = router.route(only, router.Router(weight, 1, True), None, 0.0)
     assert case.routing.counts.tolist() == [0, 0, 0, 0, rows, 0]
     assert_close(case.by_groups(case.residual), case.expected(case.residual))
 
 
-@pytest.mark.parametrize("num_rows", [8, 64, 300, 2000])
-def test_every_configuration_gives_the_same(num_rows, device, assert_close, monkeypatch):
+@pytest.mark.parametrize(
+    ("num_rows", "has_room"), [(8, True), (64, True), (300, True), (2000, True), (300, False)]
+)
+def test_every_configuration_gives_the_same(num_rows, has_room, device, assert_close, monkeypatch):
     """Those of many rows are tried with a few, since programs are interpreted."""
     case = Case((6, 160, 72, 3, 2), torch.float16, device)
-    config = grouped_linear._config(num_rows, num_rows / 8, True, 2, False)
-    monkeypatch.setattr(grouped_linear, "_config", lambda *_: config)
+    config = grouped_linear._config(
+        num_rows, num_rows / 8, True, 2, is_fp8=False, has_room=has_room
+    )
+    monkeypatch.setattr(grouped_linear, "_config", lambda *_, **__: config)
     assert_close(case.by_groups(case.residual), case.expected(case.residual))
 
 
@@ -144,7 +157,7 @@ def test_rows_of_nothing_but_padding_do_no_harm(device):
     case = Case((4, 64, 32, 6, 2), torch.float32, device)
     expected = case.by_groups(None)
     case.x[2] = float("nan")
-    _, case.routing = router.route(case.x, case.router, None, 0.0, 2, True)
+    _, case.routing = router.route(case.x, router.Router(case.router, 2, True), None, 0.0)
     found = case.by_groups(None)
     others = [0, 1, 3]
     assert torch.equal(found[others], expected[others])

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from kernels import reference
-from kernels.experts.router import Routing, route
+from kernels.experts.router import Router, Routing, route
 
 EPS = 1e-6
 # Rows, hidden size, experts, experts of a row; more than 32 rows are computed by tiles.
@@ -37,7 +37,7 @@ def assert_lists_agree(routing: Routing) -> None:
 
 def test_a_row_that_no_program_holds_is_routed_by_tiles(device, assert_close):
     x, router = made((2, 8200, 4, 2), torch.float32, device)
-    _, routing = route(x, router, None, EPS, 2, True)
+    _, routing = route(x, Router(router, 2, True), None, EPS)
     weights, chosen = reference.choose_experts(x @ router.T, 2, True)
     assert torch.equal(routing.experts.long(), chosen)
     assert_close(routing.weights, weights)
@@ -50,7 +50,7 @@ def test_each_row_has_the_experts_of_its_largest_logits(
     shape, dtype, renormalizes, device, assert_close
 ):
     x, router = made(shape, dtype, device)
-    found, routing = route(x, router, None, EPS, shape[3], renormalizes)
+    found, routing = route(x, Router(router, shape[3], renormalizes), None, EPS)
     assert found is x
     logits = x.float() @ router.float().T
     weights, chosen = reference.choose_experts(logits, shape[3], renormalizes)
@@ -63,7 +63,7 @@ def test_each_row_has_the_experts_of_its_largest_logits(
 def test_a_norm_in_front_is_returned_and_routed_by(shape, device, assert_close):
     x, router = made(shape, torch.float32, device)
     norm = torch.rand(shape[1], device=device) + 0.5
-    normed, routing = route(x, router, norm, EPS, shape[3], True)
+    normed, routing = route(x, Router(router, shape[3], True), norm, EPS)
     expected = reference.rms_norm(x, norm, EPS)
     assert_close(normed, expected)
     weights, chosen = reference.choose_experts(expected @ router.T, shape[3], True)
@@ -71,35 +71,62 @@ def test_a_norm_in_front_is_returned_and_routed_by(shape, device, assert_close):
     assert_close(routing.weights, weights)
 
 
+@pytest.mark.parametrize("gates_shared", [False, True])
+@pytest.mark.parametrize("renormalizes", [False, True])
+@pytest.mark.parametrize("shape", [(3, 64, 12, 4), (40, 64, 7, 3)])
+def test_sigmoids_choose_with_a_bias_and_weigh_without(
+    shape, renormalizes, gates_shared, device, assert_close
+):
+    """Next to them each row has experts that all have."""
+    rows, hidden, experts, top_k = shape
+    x, weight = made((rows, hidden, experts + gates_shared, top_k), torch.float32, device)
+    bias = torch.randn(experts, generator=torch.Generator().manual_seed(1)).to(device)
+    rule = Router(weight, top_k, renormalizes, bias, True, 2.5, 2, gates_shared)
+    _, routing = route(x, rule, None, EPS)
+    logits = x @ weight.T
+    chosen_by = {"is_sigmoid": True, "bias": bias, "scale": 2.5}
+    found = reference.choose_experts(logits[:, :experts], top_k, renormalizes, **chosen_by)
+    assert not torch.equal(found[1], reference.choose_experts(logits[:, :experts], top_k, True)[1])
+    gate = logits[:, -1] if gates_shared else None
+    weights, chosen = reference.with_shared_experts(*found, experts, 2, gate)
+    assert torch.equal(routing.experts.long(), chosen)
+    assert_close(routing.weights, weights)
+    assert routing.counts[-2:].tolist() == [rows, rows]
+    assert_lists_agree(routing)
+
+
 @pytest.mark.filterwarnings("ignore:.* encountered in:RuntimeWarning")
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 0.0])
 def test_rows_of_padding_have_experts_that_are_there(value, device):
     x, router = made((5, 64, 6, 4), torch.float32, device)
     x[1] = value
-    _, routing = route(x, router, None, EPS, 4, False)
+    _, routing = route(x, Router(router, 4, False), None, EPS)
     assert_lists_agree(routing)
     assert set(routing.experts.flatten().tolist()) <= set(range(6))
 
 
 def test_of_equal_logits_the_first_wins(device):
     x, router = torch.ones(1, 16, device=device), torch.ones(9, 16, device=device)
-    _, routing = route(x, router, None, EPS, 3, True)
+    _, routing = route(x, Router(router, 3, True), None, EPS)
     assert routing.experts.tolist() == [[0, 1, 2]]
     assert routing.weights.tolist() == [pytest.approx([1 / 3] * 3)]
 
 
 def test_rows_may_be_a_slice_of_wider_ones(device):
     wide, router = made((6, 96, 7, 2), torch.float32, device)
-    _, apart = route(wide[:, 16:80], router[:, :64].contiguous(), None, EPS, 2, True)
-    _, whole = route(wide[:, 16:80].contiguous(), router[:, :64].contiguous(), None, EPS, 2, True)
+    rule = Router(router[:, :64].contiguous(), 2, True)
+    _, apart = route(wide[:, 16:80], rule, None, EPS)
+    _, whole = route(wide[:, 16:80].contiguous(), rule, None, EPS)
     assert torch.equal(apart.experts, whole.experts)
 
 
 def test_wrong_arguments_are_refused_by_name(device):
     x, router = made((2, 32, 4, 2), torch.float32, device)
     with pytest.raises(ValueError, match="top_k: 5 of 4 experts"):
-        route(x, router, None, EPS, 5, True)
+        route(x, Router(router, 5, True), None, EPS)
     with pytest.raises(ValueError, match=r"x must be \[T, 32\]"):
-        route(x[:, :16], router, None, EPS, 2, True)
+        route(x[:, :16], Router(router, 2, True), None, EPS)
     with pytest.raises(TypeError, match=r"x is torch\.float32, router is torch\.float16"):
-        route(x, router.half(), None, EPS, 2, True)
+        route(x, Router(router.half(), 2, True), None, EPS)
+    with pytest.raises(ValueError, match=r"bias \(3,\) for 4 experts"):
+        route(x, Router(router, 2, True, torch.zeros(3, device=device)), None, EPS)

@@ -53,11 +53,24 @@ R1_DISTILL_QWEN = {
 }
 # Those of windows by default, softcaps and another activation have tests of their own (test_gemma).
 USUAL = [name for name in BUILT_IN if not name.startswith("Gemma")]
-WITHOUT_EXPERTS = [name for name in USUAL if "num_experts" not in find(name).keys]
+WITHOUT_EXPERTS = [name for name in USUAL if "num_experts_per_tok" not in find(name).keys]
+
+
+# Keys without which a family has no model, or another one than the rest.
+NEEDED: dict[str, dict[str, int | None]] = {
+    "Dots1ForCausalLM": {
+        "n_routed_experts": 8,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": 2,
+        "sliding_window": None,
+    }
+}
 
 
 def load(tmp_path: Path, *ignored: str, **changes: Any) -> ModelSpec:
-    raw = {name: value for name, value in (LLAMA | changes).items() if value is not ...}
+    (architecture,) = changes.get("architectures") or LLAMA["architectures"]
+    given = LLAMA | NEEDED.get(architecture, {}) | changes
+    raw = {name: value for name, value in given.items() if value is not ...}
     (tmp_path / "config.json").write_text(json.dumps(raw))
     return model_config.load(tmp_path, ignored)
 
@@ -65,7 +78,10 @@ def load(tmp_path: Path, *ignored: str, **changes: Any) -> ModelSpec:
 def defaults(architecture: str, folder: Path) -> dict[str, Any]:
     """Every key that transformers gives a model of this architecture, and what it saves."""
     model_type = find(architecture).model_type
-    made = AutoConfig.for_model(model_type, architectures=[architecture], dtype="bfloat16")
+    needed = NEEDED.get(architecture, {})
+    made = AutoConfig.for_model(
+        model_type, architectures=[architecture], dtype="bfloat16", **needed
+    )
     made.save_pretrained(folder)
     saved = json.loads((folder / "config.json").read_text())
     assert saved.keys() <= made.to_dict().keys()

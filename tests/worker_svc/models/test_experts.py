@@ -13,7 +13,14 @@ from tests.worker_svc.models.test_models import MAX_MODEL_LEN, Steps, make_promp
 from tests.worker_svc.quantized_checkpoints import FORMATS, gptq, save_quantized
 from worker_svc.models import config as model_config
 from worker_svc.models import load_model
-from worker_svc.models.spec import MlpSpec, ModelSpec, MoeSpec, UnsupportedModel
+from worker_svc.models.spec import (
+    MlpSpec,
+    ModelSpec,
+    MoeSpec,
+    RouterSpec,
+    SharedSpec,
+    UnsupportedModel,
+)
 from worker_svc.models.weights import MissingWeight
 
 CPU = torch.device("cpu")
@@ -46,6 +53,39 @@ MIXTRAL: dict[str, Any] = {
 }
 
 
+# As published for 1.5-MoE-A2.7B, and for dots.llm1, without the sizes.
+QWEN2_MOE: dict[str, Any] = {
+    "architectures": ["Qwen2MoeForCausalLM"],
+    "decoder_sparse_step": 1,
+    "max_window_layers": 21,
+    "model_type": "qwen2_moe",
+    "moe_intermediate_size": 12,
+    "norm_topk_prob": False,
+    "num_experts": 6,
+    "num_experts_per_tok": 4,
+    "output_router_logits": False,
+    "router_aux_loss_coef": 0.001,
+    "shared_expert_intermediate_size": 48,
+    "sliding_window": 32768,
+    "use_sliding_window": False,
+}
+DOTS1: dict[str, Any] = {
+    "architectures": ["Dots1ForCausalLM"],
+    "first_k_dense_replace": 1,
+    "max_window_layers": 62,
+    "model_type": "dots1",
+    "moe_intermediate_size": 12,
+    "n_group": 1,
+    "n_routed_experts": 8,
+    "n_shared_experts": 2,
+    "norm_topk_prob": True,
+    "num_experts_per_tok": 6,
+    "routed_scaling_factor": 2.5,
+    "sliding_window": None,
+    "topk_group": 1,
+}
+
+
 def load(tmp_path: Path, published: dict[str, Any], **changes: Any) -> ModelSpec:
     raw = {name: value for name, value in (LLAMA | published | changes).items() if value is not ...}
     (tmp_path / "config.json").write_text(json.dumps(raw))
@@ -59,7 +99,9 @@ def sparse(spec: ModelSpec) -> list[bool]:
 
 def test_qwen3_has_its_experts_in_all_layers(tmp_path: Path) -> None:
     spec = load(tmp_path, QWEN3_MOE)
-    assert {layer.feed for layer in spec.layers} == {MoeSpec(16, 4, 24, renormalizes=True)}
+    assert {layer.feed for layer in spec.layers} == {
+        MoeSpec(RouterSpec(16, 4, renormalizes=True), 24)
+    }
     assert spec.uniform.mixer.qk_norm
 
 
@@ -83,7 +125,7 @@ def test_layers_without_experts_are_those_that_the_config_says(
 
 def test_mixtral_renormalizes_and_names_its_tensors(tmp_path: Path) -> None:
     spec = load(tmp_path, MIXTRAL)
-    feed = MoeSpec(8, 2, LLAMA["intermediate_size"], renormalizes=True)
+    feed = MoeSpec(RouterSpec(8, 2, renormalizes=True), LLAMA["intermediate_size"])
     assert {layer.feed for layer in spec.layers} == {feed}
     names = spec.names
     assert (names.mlp, names.expert_gate, names.expert_up) == ("block_sparse_moe", "w1", "w3")
@@ -95,10 +137,72 @@ def test_what_a_config_leaves_out_is_as_in_transformers(tmp_path: Path) -> None:
         ("num_experts", "num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob"), ...
     )
     feed = load(tmp_path, QWEN3_MOE, **left_out).layers[0].feed
-    assert feed == MoeSpec(128, 8, 768, renormalizes=False)
+    assert feed == MoeSpec(RouterSpec(128, 8, renormalizes=False), 768)
     spec = load(tmp_path, MIXTRAL, num_local_experts=..., num_experts_per_tok=..., rope_theta=...)
-    assert spec.layers[0].feed == MoeSpec(8, 2, LLAMA["intermediate_size"], renormalizes=True)
+    assert spec.layers[0].feed == MoeSpec(
+        RouterSpec(8, 2, renormalizes=True), LLAMA["intermediate_size"]
+    )
     assert [rope.theta for rope in spec.ropes.values()] == [1e6]
+
+
+def test_qwen2_has_an_expert_of_every_token(tmp_path: Path) -> None:
+    feed = load(tmp_path, QWEN2_MOE).layers[0].feed
+    router = RouterSpec(6, 4, renormalizes=False)
+    assert feed == MoeSpec(router, 12, SharedSpec(4, is_gated=True))
+    assert load(tmp_path, QWEN2_MOE).attention.qkv_bias
+    assert not load(tmp_path, QWEN2_MOE, qkv_bias=False).attention.qkv_bias
+    with pytest.raises(UnsupportedModel, match=r"^shared_expert_intermediate_size: 20 is no mult"):
+        load(tmp_path, QWEN2_MOE, shared_expert_intermediate_size=20)
+    load(tmp_path, QWEN2_MOE)
+    with pytest.raises(UnsupportedModel, match=r"^quantization: fp8 .* shared experts"):
+        model_config.load(tmp_path, quantization="fp8")
+
+
+def windows(spec: ModelSpec) -> list[int | None]:
+    """The window of each layer."""
+    return [layer.mixer.window for layer in spec.layers]
+
+
+def test_windows_are_on_the_layers_that_each_class_gives_them(tmp_path: Path) -> None:
+    qwen = {"use_sliding_window": True, "sliding_window": 64, "num_hidden_layers": 4}
+    assert windows(load(tmp_path, QWEN2_MOE, **qwen)) == [64, None, 64, None]
+    few = windows(load(tmp_path, QWEN2_MOE, **qwen, max_window_layers=2))
+    assert few == [64, None, None, None]
+    dots = {"sliding_window": 64, "max_window_layers": 2, "num_hidden_layers": 4}
+    assert windows(load(tmp_path, DOTS1, **dots)) == [None, None, 64, 64]
+    assert windows(load(tmp_path, DOTS1)) == [None] * 3
+    kinds = ["sliding_attention", "full_attention", "full_attention", "sliding_attention"]
+    for published, changes in ((QWEN2_MOE, qwen), (DOTS1, dots)):
+        found = windows(load(tmp_path, published, **changes, layer_types=kinds))
+        assert found == [64, None, None, 64]
+
+
+def test_dots1_chooses_by_sigmoids_after_its_first_layers(tmp_path: Path) -> None:
+    spec = load(tmp_path, DOTS1)
+    router = RouterSpec(8, 6, renormalizes=True, is_sigmoid=True, has_bias=True, scale=2.5)
+    feed = MoeSpec(router, 12, SharedSpec(2, is_gated=False))
+    assert sparse(spec) == [False] + [True] * (spec.num_layers - 1)
+    assert {layer.feed for layer in spec.layers[1:]} == {feed}
+    assert (spec.attention.qk_norm, spec.attention.qkv_bias) == (True, False)
+
+
+@pytest.mark.parametrize(
+    ("named", "changes"),
+    [
+        ("n_group: groups of experts are not supported", {"n_group": 2}),
+        ("topk_group: groups of experts are not supported", {"topk_group": 2}),
+        ("n_shared_experts is missing", {"n_shared_experts": None}),
+        ("n_routed_experts is missing", {"n_routed_experts": None}),
+        ("first_k_dense_replace: -1", {"first_k_dense_replace": -1}),
+        ("routed_scaling_factor: 'big' is no number", {"routed_scaling_factor": "big"}),
+        ("layer_types", {"layer_types": ["sliding_attention"] * 3}),  # without a window
+    ],
+)
+def test_what_dots1_does_not_serve_is_refused_by_name(
+    tmp_path: Path, named: str, changes: dict[str, Any]
+) -> None:
+    with pytest.raises(UnsupportedModel, match=named):
+        load(tmp_path, DOTS1, **changes)
 
 
 @pytest.mark.parametrize(

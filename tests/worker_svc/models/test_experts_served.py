@@ -15,6 +15,8 @@ CONFIG = replace(test_served.CONFIG, model_impl="native")
 # By name: a family's checkpoint, and the sizes that differ.
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "mixtral": ("mixtral", {}),
+    "qwen2_moe": ("qwen2_moe", {}),
+    "dots1": ("dots1", {}),
     "qwen3_moe": ("qwen3_moe", {"norm_topk_prob": True}),  # the first layer has one MLP
     "qwen3_moe_no_renorm": ("qwen3_moe", {"norm_topk_prob": False}),
 }

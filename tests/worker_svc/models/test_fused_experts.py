@@ -11,23 +11,23 @@ from worker_svc.models.experts import Experts
 from worker_svc.models.fused_gemms import Hidden
 from worker_svc.models.layers import RMSNorm
 from worker_svc.models.linear import WeightRows
-from worker_svc.models.spec import MoeSpec, TensorNames
+from worker_svc.models.spec import MoeSpec, RouterSpec, SharedSpec, TensorNames
 
 pytestmark = pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET") != "1" or torch.cuda.is_available(),
     reason="Triton does not interpret here",
 )
 CPU, HIDDEN, EPS = torch.device("cpu"), 64, 1e-6
-SPEC = MoeSpec(num_experts=5, top_k=2, intermediate_size=96, renormalizes=True)
+SPEC = MoeSpec(RouterSpec(5, 2, renormalizes=True), intermediate_size=96)
 NAMES = TensorNames()
 
 
-def filled(kind: str) -> Experts:
+def filled(kind: str, spec: MoeSpec = SPEC) -> Experts:
     """Experts with weights in 8 bits, by channel or by block, or plain: the same for a kind."""
-    experts = Experts(HIDDEN, SPEC, torch.float32, CPU, is_quantized=kind != "plain")
+    experts = Experts(HIDDEN, spec, torch.float32, CPU, is_quantized=kind != "plain")
     generator = torch.Generator().manual_seed(0)
     for name, to in experts.destinations("mlp", NAMES):
-        values = torch.randn(to.shape, generator=generator) * to.shape[1] ** -0.5
+        values = torch.randn(to.shape, generator=generator) * to.shape[-1] ** -0.5
         is_kept = kind == "plain" or (kind == "one is plain" and ".3." in name)
         if is_kept or not isinstance(to, WeightRows):
             to.copy_(values)
@@ -60,6 +60,19 @@ def test_experts_are_those_of_the_torch_layer(kind: str, count: int) -> None:
     # A rank norms after its all-reduce, and adds nothing.
     alone = fused(Hidden(x, before(x)), EPS, None)
     torch.testing.assert_close(x + alone, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("is_gated", [False, True])
+@pytest.mark.parametrize("count", [2, 20])
+def test_experts_of_every_token_are_those_of_the_torch_layer(count: int, is_gated: bool) -> None:
+    from worker_svc.models.fused_experts import FusedExperts  # noqa: PLC0415 - Triton
+
+    rule = RouterSpec(5, 2, renormalizes=True, is_sigmoid=True, has_bias=True, scale=1.5)
+    spec = MoeSpec(rule, 32, SharedSpec(3, is_gated))
+    x, before = rows(count), norm()
+    expected = x + filled("plain", spec)(before(x))
+    fused = FusedExperts.of(before, filled("plain", spec))
+    torch.testing.assert_close(fused(Hidden(x), EPS, x), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_experts_that_no_kernel_widens_are_told(caplog: pytest.LogCaptureFixture) -> None:

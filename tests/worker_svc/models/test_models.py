@@ -8,6 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 from transformers import (
+    Dots1Config,
+    Dots1ForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
@@ -17,6 +19,8 @@ from transformers import (
     PreTrainedModel,
     Qwen2Config,
     Qwen2ForCausalLM,
+    Qwen2MoeConfig,
+    Qwen2MoeForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
     Qwen3MoeConfig,
@@ -82,6 +86,8 @@ LLAMA: Family = (LlamaConfig, LlamaForCausalLM)
 MISTRAL: Family = (MistralConfig, MistralForCausalLM)
 QWEN2: Family = (Qwen2Config, Qwen2ForCausalLM)
 QWEN3: Family = (Qwen3Config, Qwen3ForCausalLM)
+DOTS1: Family = (Dots1Config, Dots1ForCausalLM)
+QWEN2_MOE: Family = (Qwen2MoeConfig, Qwen2MoeForCausalLM)
 QWEN3_MOE: Family = (Qwen3MoeConfig, Qwen3MoeForCausalLM)
 MIXTRAL: Family = (MixtralConfig, MixtralForCausalLM)
 SMOLLM3: Family = (SmolLM3Config, SmolLM3ForCausalLM)
@@ -116,6 +122,30 @@ CHECKPOINTS: dict[str, tuple[Family, dict[str, Any]]] = {
     "qwen3-moe-mixed": (  # the second layer has experts
         QWEN3_MOE,
         EXPERTS | {"num_key_value_heads": 1, "decoder_sparse_step": 2, "attention_bias": True},
+    ),
+    "qwen2-moe": (
+        QWEN2_MOE,
+        EXPERTS
+        | {
+            "num_key_value_heads": 2,
+            "num_hidden_layers": 3,
+            "mlp_only_layers": [1],
+            "shared_expert_intermediate_size": 80,
+        },
+    ),
+    "dots1": (
+        DOTS1,
+        {
+            "num_key_value_heads": 2,
+            "num_hidden_layers": 3,
+            "moe_intermediate_size": 24,
+            "n_routed_experts": 8,
+            "n_shared_experts": 2,
+            "num_experts_per_tok": 3,
+            "first_k_dense_replace": 1,
+            "norm_topk_prob": True,
+            "routed_scaling_factor": 2.5,
+        },
     ),
     "mixtral": (
         MIXTRAL,
@@ -245,10 +275,12 @@ def test_chunked_prefill_gives_the_same_logits(
 @pytest.mark.parametrize(
     "name",
     [
+        "dots1",
         "llama-biases",
         "llama-yarn",
         "mixtral",
         "qwen2-longrope-short",
+        "qwen2-moe",
         "qwen2-tied",
         "qwen3-biases",
         "qwen3-moe-mixed",

@@ -13,12 +13,14 @@ from worker_svc.models.spec import (
     MlpSpec,
     ModelSpec,
     MoeSpec,
+    RouterSpec,
     TensorNames,
     UnsupportedModel,
     rehearsed,
 )
 
 ATTENTION = AttentionSpec(num_heads=4, num_kv_heads=2, head_dim=8, rope="rope")
+ROUTER = RouterSpec(4, 2, renormalizes=True)
 LAYER = LayerSpec(ATTENTION, MlpSpec(24))
 MODEL = ModelSpec(
     architecture="LlamaForCausalLM",
@@ -57,7 +59,7 @@ def test_layers_of_several_shapes_are_refused_where_one_is_needed(
 
 
 def test_layers_that_are_fed_differently_share_their_attention() -> None:
-    experts = replace(LAYER, feed=MoeSpec(4, 2, 12, renormalizes=True))
+    experts = replace(LAYER, feed=MoeSpec(ROUTER, 12))
     model = replace(MODEL, layers=(LAYER, experts, experts, experts))
     assert model.attention == replace(ATTENTION, rope=None)
     assert (MODEL.has_experts, model.has_experts) == (False, True)
@@ -67,11 +69,11 @@ def test_layers_that_are_fed_differently_share_their_attention() -> None:
 
 
 def test_ranks_divide_each_expert() -> None:
-    experts = replace(LAYER, feed=MoeSpec(4, 2, 12, renormalizes=True))
+    experts = replace(LAYER, feed=MoeSpec(ROUTER, 12))
     model = replace(MODEL, layers=(LAYER, experts))
     part = Sharding(model, 1, 4).spec.layers
-    assert [part[0].feed, part[1].feed] == [MlpSpec(6), MoeSpec(4, 2, 3, renormalizes=True)]
-    odd = replace(LAYER, feed=MoeSpec(4, 2, 10, renormalizes=True))
+    assert [part[0].feed, part[1].feed] == [MlpSpec(6), MoeSpec(ROUTER, 3)]
+    odd = replace(LAYER, feed=MoeSpec(ROUTER, 10))
     with pytest.raises(UnsupportedModel, match="intermediate_size of an expert: 10 does not"):
         Sharding(replace(MODEL, layers=(odd,)), 0, 4)
 

@@ -25,7 +25,14 @@ from transformers import (
 
 from tests.pace import paced
 from tests.worker_svc.conftest import VOCAB_SIZE, WORKER_CONFIG, make_prompt
-from tests.worker_svc.models.test_models import MIXTRAL, NO_IDS, QWEN3_MOE, SMOLLM3
+from tests.worker_svc.models.test_models import (
+    DOTS1,
+    MIXTRAL,
+    NO_IDS,
+    QWEN2_MOE,
+    QWEN3_MOE,
+    SMOLLM3,
+)
 from tests.worker_svc.random_models import Family, save_random_model
 from wire.logprobs import LogprobColumns
 from worker_svc.config import WorkerConfig
@@ -80,6 +87,26 @@ FAMILIES: dict[str, tuple[Family, dict[str, Any]]] = {
             "num_experts_per_tok": 2,
             "mlp_only_layers": [0],
             "norm_topk_prob": True,
+        },
+    ),
+    "qwen2-moe": (
+        QWEN2_MOE,
+        {
+            "num_key_value_heads": 2,
+            "moe_intermediate_size": 32,
+            "shared_expert_intermediate_size": 64,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+        },
+    ),
+    "dots1": (
+        DOTS1,
+        {
+            "num_key_value_heads": 2,
+            "moe_intermediate_size": 32,
+            "n_routed_experts": 4,
+            "n_shared_experts": 1,
+            "num_experts_per_tok": 2,
         },
     ),
     "mixtral": (MIXTRAL, {"num_key_value_heads": 2, "num_local_experts": 4}),

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.worker_svc.conftest import make_prompt
-from tests.worker_svc.models.test_models import MIXTRAL, QWEN3_MOE
+from tests.worker_svc.models.test_models import DOTS1, MIXTRAL, QWEN2_MOE, QWEN3_MOE
 from tests.worker_svc.random_models import Family, save_random_model
 from tests.worker_svc.runner.interpreted import (
     LIMITS,
@@ -34,6 +34,17 @@ EXPERTS = {"moe_intermediate_size": 24, "num_experts": 6, "num_experts_per_tok":
 FAMILIES: dict[str, tuple[Family, dict[str, Any]]] = {
     "dense, then experts": (QWEN3_MOE, EXPERTS | {"mlp_only_layers": [0], "norm_topk_prob": True}),
     "experts, then dense": (QWEN3_MOE, EXPERTS | {"mlp_only_layers": [2]}),
+    "shared, with a gate": (QWEN2_MOE, EXPERTS | {"shared_expert_intermediate_size": 48}),
+    "shared, by sigmoids": (
+        DOTS1,
+        {
+            "moe_intermediate_size": 24,
+            "n_routed_experts": 6,
+            "n_shared_experts": 1,
+            "num_experts_per_tok": 2,
+            "routed_scaling_factor": 1.5,
+        },
+    ),
     "mixtral": (MIXTRAL, {"num_local_experts": 3, "num_experts_per_tok": 2}),
 }
 

@@ -114,6 +114,21 @@ DENSE: dict[str, tuple[str, dict[str, Any]]] = {
 EXPERTS: dict[str, tuple[str, dict[str, Any]]] = {
     "mixtral": ("mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
     "qwen3_moe": ("qwen3_moe", {**_EXPERTS, "num_experts": 4, "mlp_only_layers": [0]}),
+    "qwen2_moe": (
+        "qwen2_moe",
+        {**_EXPERTS, "num_experts": 4, "shared_expert_intermediate_size": 48},
+    ),
+    "dots1": (
+        "dots1",
+        {
+            **_EXPERTS,
+            "n_routed_experts": 4,
+            "n_shared_experts": 2,
+            "first_k_dense_replace": 1,
+            "routed_scaling_factor": 1.5,
+            "norm_topk_prob": True,
+        },
+    ),
     "gpt_oss": (
         "gpt_oss",
         {**_WINDOWS, "num_local_experts": 4, "num_experts_per_tok": 2},

@@ -5,7 +5,7 @@ from dataclasses import replace
 from worker_svc.models.config_file import ConfigJson
 from worker_svc.models.families import dense, experts
 from worker_svc.models.families.family import Family
-from worker_svc.models.spec import DIVIDED, ModelSpec, MoeSpec, TensorNames
+from worker_svc.models.spec import DIVIDED, ModelSpec, MoeSpec, RouterSpec, TensorNames
 
 EXPERTS, EXPERTS_PER_TOKEN, THETA = 8, 2, 1_000_000.0  # where config.json has none
 NAMES = TensorNames(
@@ -20,11 +20,8 @@ NAMES = TensorNames(
 def read(config: ConfigJson) -> ModelSpec:
     spec = dense.decoder(config, may_slide=True, default_theta=THETA)
     spec = dense.windowed_throughout(config, spec, config.window())
-    feed = MoeSpec(
-        *experts.counts(config, EXPERTS, EXPERTS_PER_TOKEN),
-        config.positive("intermediate_size"),
-        renormalizes=True,
-    )
+    router = RouterSpec(*experts.counts(config, EXPERTS, EXPERTS_PER_TOKEN), renormalizes=True)
+    feed = MoeSpec(router, config.positive("intermediate_size"))
     layers = tuple(replace(layer, feed=feed) for layer in spec.layers)
     return replace(spec, layers=layers, names=NAMES)
 

@@ -1,11 +1,9 @@
 """Qwen3 with experts: Qwen3's attention; some layers may keep one MLP."""
 
-from dataclasses import replace
-
 from worker_svc.models.config_file import ConfigJson
 from worker_svc.models.families import dense, experts, qwen3
 from worker_svc.models.families.family import Family
-from worker_svc.models.spec import ModelSpec, MoeSpec, UnsupportedModel
+from worker_svc.models.spec import ModelSpec, MoeSpec, RouterSpec
 
 # Where config.json has none:
 EXPERTS, EXPERTS_PER_TOKEN, INTERMEDIATE_SIZE = 128, 8, 768
@@ -16,27 +14,12 @@ def read(config: ConfigJson) -> ModelSpec:
     window = config.window(absent=dense.QWEN_WINDOW) if in_use else None
     # Of all layers: this class of transformers does not count them, as Qwen3's does.
     spec = dense.windowed_throughout(config, qwen3.without_windows(config), window)
-    feed = MoeSpec(
+    router = RouterSpec(
         *experts.counts(config, EXPERTS, EXPERTS_PER_TOKEN),
-        config.positive("moe_intermediate_size", INTERMEDIATE_SIZE),
         renormalizes=config.flag("norm_topk_prob"),
     )
-    layers = (
-        replace(layer, feed=feed) if has_experts else layer
-        for layer, has_experts in zip(spec.layers, _has_experts(config, spec), strict=True)
-    )
-    return replace(spec, layers=tuple(layers))
-
-
-def _has_experts(config: ConfigJson, spec: ModelSpec) -> list[bool]:
-    """True for each layer with experts. Raises UnsupportedModel."""
-    step = config.positive("decoder_sparse_step", 1)
-    dense_layers = config.get("mlp_only_layers") or []
-    if not isinstance(dense_layers, list) or any(type(each) is not int for each in dense_layers):
-        raise UnsupportedModel(f"mlp_only_layers: {dense_layers!r} is no list of integers")
-    return [
-        index not in dense_layers and (index + 1) % step == 0 for index in range(spec.num_layers)
-    ]
+    size = config.positive("moe_intermediate_size", INTERMEDIATE_SIZE)
+    return experts.sparse(config, spec, MoeSpec(router, size))
 
 
 FAMILY = Family(
@@ -45,11 +28,6 @@ FAMILY = Family(
     read,
     keys=dense.WINDOW_KEYS
     | experts.KEYS
-    | {
-        "attention_bias",
-        "decoder_sparse_step",
-        "mlp_only_layers",
-        "moe_intermediate_size",
-        "norm_topk_prob",
-    },
+    | experts.SPARSE_KEYS
+    | {"attention_bias", "moe_intermediate_size", "norm_topk_prob"},
 )
