@@ -47,7 +47,7 @@ def build(state: BatchState, rows: Rows, saves: DueSaves = NONE_DUE) -> ModelInp
         *(index for part in parts for index in _lookups(state, part, slots, positions)),
     )
     max_context_len, max_seqlen_q = int(ends.max()), int(num_scheduled.max())
-    context_lens, starts = ends_.int(), starts.int()
+    context_lens, starts, cuts = ends_.int(), starts.int(), _cuts(saves)
     attention, *others = (
         AttentionBatch(
             slot_mapping=_kv_slots(state, part, block_index, in_block),
@@ -57,6 +57,7 @@ def build(state: BatchState, rows: Rows, saves: DueSaves = NONE_DUE) -> ModelInp
             max_seqlen_q=max_seqlen_q,
             max_context_len=max_context_len,
             slots=row_slots,
+            state_cuts=cuts,
         )
         for part, block_index, in_block in zip(parts, lookups[::2], lookups[1::2], strict=True)
     )
@@ -66,9 +67,6 @@ def build(state: BatchState, rows: Rows, saves: DueSaves = NONE_DUE) -> ModelInp
         attention, *others = (
             replace(each, parts=_split(each, num_decodes)) for each in (attention, *others)
         )
-    if saves.within:
-        cuts = tuple(StateCut(due.row, due.num_tokens, due.snapshot) for due in saves.within)
-        attention = replace(attention, state_cuts=cuts)
     has_last = is_cuda and not rows.is_decode and rows.drafts is None
     return ModelInputs(
         token_ids=state.token_rows.view(-1).index_select(0, token_index).long(),
@@ -77,6 +75,11 @@ def build(state: BatchState, rows: Rows, saves: DueSaves = NONE_DUE) -> ModelInp
         logit_rows=None if rows.is_decode else last,
         last=last_tokens(last, who, attention) if has_last else None,
     )
+
+
+def _cuts(saves: DueSaves) -> tuple[StateCut, ...]:
+    """The places between tokens of rows at which snapshots of states are made."""
+    return tuple(StateCut(due.row, due.num_tokens, due.snapshot) for due in saves.within)
 
 
 def _lookups(
