@@ -147,6 +147,28 @@ CHECKPOINTS: dict[str, tuple[Family, dict[str, Any]]] = {
             "routed_scaling_factor": 2.5,
         },
     ),
+    "qwen2-moe-window": (  # of the first layer
+        QWEN2_MOE,
+        EXPERTS
+        | {
+            "num_key_value_heads": 1,
+            "shared_expert_intermediate_size": 40,
+            "use_sliding_window": True,
+            "sliding_window": 16,
+        },
+    ),
+    "dots1-window": (  # of the second layer
+        DOTS1,
+        {
+            "num_key_value_heads": 1,
+            "moe_intermediate_size": 24,
+            "n_routed_experts": 5,
+            "n_shared_experts": 1,
+            "num_experts_per_tok": 2,
+            "sliding_window": 16,
+            "max_window_layers": 1,
+        },
+    ),
     "mixtral": (
         MIXTRAL,
         {"num_key_value_heads": 2, "num_local_experts": 4, "num_experts_per_tok": 2},
