@@ -238,7 +238,8 @@ class TransformersModel:
     def kv_plan(self, block_size: int, max_model_len: int) -> KvPlan | None:
         """The KV groups of layers with different windows; None: all layers have one table."""
         windows = self._layout.windows(max_model_len)
-        if not any(windows):
+        # No class has both windows and states, so nothing shows that they go together.
+        if not any(windows) or self.has_states:
             return None
         plan = plan_of(self._layout.shapes, windows, block_size, self.kv_dtype)
         if plan is None:
