@@ -24,12 +24,12 @@ enum {
 
 typedef struct {
     long num_heads, num_kv_heads, head_dim;
-    long block_size, table_width;
+    long block_size, block_rows, table_width; /* tokens of a block; rows from one to the next */
     long window; /* keys that a query sees, its own included; 0: all up to its own */
     float scale, eps;
     const float *cos_sin;        /* [P, D]: D / 2 cosines, then D / 2 sines, per position */
     const int64_t *positions;    /* [T] */
-    const int64_t *slots;        /* [T] slot of each new token; negative: not stored */
+    const int64_t *slots;        /* [T] row of each new token; negative: not stored */
     const int32_t *tables;       /* [B, table_width] */
     const int32_t *context_lens; /* [B], the new tokens included */
     const int32_t *starts;       /* [B + 1]: rows of sequence i are starts[i] to starts[i + 1] */
@@ -39,7 +39,7 @@ typedef struct {
 /* A layer of the cache. In FP8, `scales` [4, Hkv] are of keys, of values, and their inverses, and
  * keys are stored less `offsets` [Hkv, D], where there are some. */
 typedef struct {
-    cached *rows; /* [slots, 2, Hkv, D] */
+    cached *rows; /* [block_rows of each block, 2, Hkv, D] */
     const float *scales, *offsets;
 } layer_cache;
 
@@ -110,16 +110,19 @@ static void write_part(const attention *a, const scalar *qkv, const float *qk_no
 }
 
 /* Pointers to one head's keys, for tokens [start, start + count) of a sequence; up to a multiple of
- * LANES, the last one again. */
+ * LANES, the last one again. No query sees the first `hidden` of them, which may be another
+ * sequence's by now, even NaN, and a weight of 0 does not hide that: the next one stands for them. */
 static void find_keys(const attention *a, const layer_cache *cache, long sequence, long kv_head,
-                      long start, long count, const cached **keys) {
+                      long start, long hidden, long count, const cached **keys) {
     const int32_t *table = a->tables + sequence * a->table_width;
-    long block_size = a->block_size, at = start % block_size, block = start / block_size;
-    for (long j = 0; j < count; j++) {
-        long slot = table[block] * block_size + at;
+    long block_size = a->block_size, first = start + hidden;
+    long at = first % block_size, block = first / block_size;
+    for (long j = hidden; j < count; j++) {
+        long slot = table[block] * a->block_rows + at;
         keys[j] = cache->rows + (slot * 2 * a->num_kv_heads + kv_head) * a->head_dim;
         if (++at == block_size) at = 0, block++;
     }
+    for (long j = 0; j < hidden; j++) keys[j] = keys[hidden];
     for (long j = count; j % LANES; j++) keys[j] = keys[count - 1];
 }
 
@@ -133,7 +136,7 @@ static void load_rows(const attention *a, const layer_cache *cache, long sequenc
     long d = a->head_dim, line = CACHE_LINE / sizeof **rows;
     for (long first = start; first < start + count; first += KEY_TILE) {
         long num_rows = least(start + count - first, KEY_TILE);
-        find_keys(a, cache, sequence, 0, first, num_rows, rows);
+        find_keys(a, cache, sequence, 0, first, 0, num_rows, rows);
         for (long j = 0; j < num_rows; j++)
             for (long of_values = 0; of_values < 2; of_values++) {
                 const volatile cached *row = rows[j] + of_values * a->num_kv_heads * d;
@@ -245,7 +248,7 @@ static void attend_heads(const attention *a, const scalar *qkv, const float *qk_
         if (start == begin || start % ahead == 0)
             load_rows(a, cache, sequence, unread, start,
                       least(context - start, ahead - start % ahead));
-        find_keys(a, cache, sequence, kv_head, start, count, keys);
+        find_keys(a, cache, sequence, kv_head, start, hidden, count, keys);
         for (long j = 0; j < count; j++) values[j] = keys[j] + a->num_kv_heads * d;
         switch (heads) {
         case 1: attend_tile(keys, values, hidden, count, d, 1, q, &state); break;
@@ -278,10 +281,10 @@ typedef struct {
 } block_state;
 
 static void copy_keys(const attention *a, const layer_cache *cache, const query_block *b, long start,
-                      long count, block_state *s) {
+                      long hidden, long count, block_state *s) {
     long d = a->head_dim, width = ceil_div(d, PAIR) * PAIR;
     const cached *keys[KEY_TILE];
-    find_keys(a, cache, b->sequence, b->kv_head, start, count, keys);
+    find_keys(a, cache, b->sequence, b->kv_head, start, hidden, count, keys);
     transpose_keys(keys, count, 0, d, s->keys);
     memset(s->values, 0, KEY_TILE * width * sizeof s->values[0]);
     for (long j = 0; j < count; j++) {
@@ -336,10 +339,10 @@ static void attend_block(const attention *a, const scalar *qkv, const float *qk_
         memset(s.sum[r], 0, sizeof s.sum[r]);
     }
     long end = least(first_position + b->num_queries, context), strips = ceil_div(count, STRIP);
-    long begin = first_key(a, first_position) / KEY_TILE * KEY_TILE;
+    long first_seen = first_key(a, first_position), begin = first_seen / KEY_TILE * KEY_TILE;
     for (long start = begin; start < end; start += KEY_TILE) {
         long num_keys = least(end - start, KEY_TILE);
-        copy_keys(a, cache, b, start, num_keys, &s);
+        copy_keys(a, cache, b, start, largest(first_seen - start, 0), num_keys, &s);
         for (long i = 0; i < strips; i++) {
             range strip = share_of(count, (team){i, strips});
             if (first_position + (strip.end - 1) / b->heads >= start)

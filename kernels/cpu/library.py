@@ -60,6 +60,7 @@ class AttentionArguments(ctypes.Structure):
         ("num_kv_heads", c_long),
         ("head_dim", c_long),
         ("block_size", c_long),
+        ("block_rows", c_long),
         ("table_width", c_long),
         ("window", c_long),
         ("scale", c_float),
@@ -290,7 +291,7 @@ class Library:
     ) -> None:
         """Applies QK norm and rotary embedding, writes the KV cache, attends: out [T, H D].
 
-        qkv is [T, (H + 2 Hkv) D]; qk_norm [H + Hkv, D] float32; kv_rows [num_slots, 2, Hkv, D];
+        qkv is [T, (H + 2 Hkv) D]; qk_norm [H + Hkv, D] float32; kv_rows [num_rows, 2, Hkv, D];
         kv_scales [4, Hkv] and key_offsets [Hkv, D] for a cache in FP8 (`kernels.fp8`). Raises
         TypeError for a cache or norms of another type.
         """

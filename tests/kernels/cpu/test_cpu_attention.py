@@ -45,6 +45,7 @@ class Step:
         num_kv, dim = heads.num_kv, heads.dim
         num_heads = heads.share * num_kv
         self.heads = heads
+        self.block_rows = BLOCK_SIZE
         self.kind = AttentionKind(heads.dim**-0.5, window)
         widths = [-(-context // BLOCK_SIZE) for context in contexts]
         ids = (torch.randperm(sum(widths), generator=torch.Generator().manual_seed(1)) + 1).int()
@@ -89,7 +90,7 @@ class Step:
         heads, cache = self.heads, self.cache.clone()
         num_heads = heads.share * heads.num_kv
         arguments = AttentionArguments(
-            num_heads, heads.num_kv, heads.dim, BLOCK_SIZE, self.tables.shape[1],
+            num_heads, heads.num_kv, heads.dim, BLOCK_SIZE, self.block_rows, self.tables.shape[1],
             self.kind.window or 0, self.kind.scale, 1e-5, self.cos_sin.data_ptr(),
             self.positions.data_ptr(), self.slots.data_ptr(), self.tables.data_ptr(),
             self.lens.data_ptr(), self.starts.data_ptr(), len(self.qkv), len(self.lens),
@@ -147,6 +148,38 @@ def test_a_window_over_single_tokens_and_parts_of_prompts(
 ) -> None:
     lens, new = [1, window, window + 1, 300, 250, 129, 200], [1, 1, 1, 1, 250, 2, 77]
     check(library, Step(library.dtype, heads, lens, new, window))
+
+
+@pytest.mark.parametrize("window", [2, 31, 33, 64, 130])
+@pytest.mark.parametrize("heads", SHAPES[:4], ids=str)
+def test_blocks_before_a_window_change_nothing(library: Library, heads: Heads, window: int) -> None:
+    """They may be another sequence's: the null block stands for them here, and is NaN."""
+    lens, new = [300, 250, 129, 200], [1, 60, 2, 77]
+    step = Step(library.dtype, heads, lens, new, window)
+    step.cache[:BLOCK_SIZE] = float("nan")
+    whole, _ = step.run(library)
+    for table, length, count in zip(step.tables, lens, new, strict=True):
+        table[: max(0, length - count - window + 1) // BLOCK_SIZE] = 0
+    assert (step.tables[:, 0] == 0).any()
+    assert whole.isfinite().all()
+    assert torch.equal(step.run(library)[0], whole)
+
+
+@pytest.mark.parametrize("heads", SHAPES[:4], ids=str)
+def test_blocks_may_lie_apart(library: Library, heads: Heads) -> None:
+    """As those of a layer do in pages that hold other layers, too."""
+    step = Step(library.dtype, heads, [1, 33, 300, 77], [1, 1, 1, 40], 33)
+    wanted, cache = step.run(library)
+    blocks = step.cache.view(-1, BLOCK_SIZE, *step.cache.shape[1:])
+    step.block_rows = BLOCK_SIZE + 7
+    apart = blocks.new_full((len(blocks), step.block_rows, *blocks.shape[2:]), float("nan"))
+    apart[:, :BLOCK_SIZE] = blocks
+    step.cache = apart.flatten(0, 1)
+    step.slots = step.slots + step.slots // BLOCK_SIZE * 7
+    found, after = step.run(library)
+    assert torch.equal(found, wanted)
+    kept = after.view(len(blocks), step.block_rows, *blocks.shape[2:])[:, :BLOCK_SIZE]
+    assert torch.equal(kept.flatten(0, 1), cache)
 
 
 @pytest.mark.parametrize("window", [None, 33])
