@@ -58,6 +58,11 @@ class LayerKv:
         return self.k.shape[1]
 
     @property
+    def group(self) -> int:
+        """The layer's KV group."""
+        return 0 if self.place is None else self.place.group
+
+    @property
     def rows_per_block(self) -> int:
         """From a row of one block to the same row of the next."""
         return self.block_size if self.place is None else self.place.rows_per_block

@@ -10,7 +10,6 @@ from torch import Tensor
 from kernels.reference import KvRows
 from worker_svc.attention.kv_cache import zero_pages
 from worker_svc.attention.kv_plan import KvPlan
-from worker_svc.attention.layer_cache import LayerCache
 from worker_svc.attention.layer_kv import LayerKv
 
 
@@ -59,11 +58,3 @@ class PageCache:
     def write_blocks(self, block_ids: Tensor, content: Tensor) -> None:
         """Overwrites blocks block_ids [n], none twice, with content [n, *block_shape]."""
         self._pages.index_copy_(0, block_ids, content)
-
-
-def new_cache(plan: KvPlan, num_blocks: int, device: torch.device) -> LayerCache | PageCache:
-    """An empty cache: with one group layer by layer, which needs no pages."""
-    if len(plan.groups) > 1:
-        return PageCache(plan, num_blocks, device)
-    block_size = plan.groups[0].block_size
-    return LayerCache(plan.shapes, num_blocks, block_size, plan.dtype, device)

@@ -13,6 +13,7 @@ from worker_svc.attention.batch import AttentionBatch, HeadLayout
 from worker_svc.attention.call import AttentionCall
 from worker_svc.attention.kv_cache import KVCache
 from worker_svc.attention.layer_kv import LayerPlace
+from worker_svc.attention.page_cache import PageCache
 from worker_svc.attention.rope_tables import RopeTables
 
 
@@ -51,9 +52,7 @@ class TorchAttention:
         return reference.attend(call.q, kv.rows, part.plan, call.kind, kv.scales, call.sinks)
 
     def _part(self, call: AttentionCall) -> _Part:
-        place = call.kv.place
-        group = 0 if place is None else place.group
-        key = call.kind, group, call.kv.rows_per_block
+        key = call.kind, call.kv.group, call.kv.rows_per_block
         if key not in self._parts:
             self._parts[key] = _part_of(call)
         return self._parts[key]
@@ -82,7 +81,7 @@ class AttentionStep:
         batch: AttentionBatch,
         positions: Tensor,
         ropes: RopeTables,
-        kv_cache: KVCache,
+        kv_cache: KVCache | PageCache,
         dtype: torch.dtype,
     ) -> None:
         """Of projections of this type; the cache may have another. `kinds` are those of layers."""
@@ -107,5 +106,6 @@ class AttentionStep:
         cos, sin = self._rotations[self._rotation_of[layer]]
         q, k = reference.rotate(qk, cos, sin).tensor_split((heads.num_heads,), dim=1)
         kv = self._kv_cache.of_layer(layer)
-        call = AttentionCall(q, kv, self._batch, self._kinds[layer], k, v)
+        batch = self._batch.of_group(kv.group)
+        call = AttentionCall(q, kv, batch, self._kinds[layer], k, v)
         return self._attention.attend(call).flatten(1)

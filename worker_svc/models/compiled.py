@@ -25,6 +25,8 @@ from kernels.quantized.grouped import GroupedWeight
 from kernels.quantized.rounding import quantized
 from worker_svc.attention.batch import AttentionBatch, HeadLayout
 from worker_svc.attention.kv_cache import KVCache
+from worker_svc.attention.layer_kv import LayerKv
+from worker_svc.attention.page_cache import PageCache
 from worker_svc.attention.rope_tables import RopeTables
 from worker_svc.models.cpu_weights import ROWS_AT_ONCE
 from worker_svc.models.layers import MLP, Attention, RMSNorm
@@ -133,7 +135,10 @@ class CompiledDecoder:
         self._heads = heads
         # Layers that rotate and see alike share the arguments of a step.
         attending = list(zip(ropes.of_layer, kinds, strict=True))
-        self._attending = [(ropes.tables[rope], kind) for rope, kind in dict.fromkeys(attending)]
+        self._attending = [
+            (ropes.tables[rope], kind, attending.index((rope, kind)))
+            for rope, kind in dict.fromkeys(attending)
+        ]
         places = {each: place for place, each in enumerate(dict.fromkeys(attending))}
         self._attends_as = [places[each] for each in attending]
         next_norms = [layer.input_norm for layer in layers[1:]] + [final_norm]
@@ -170,7 +175,11 @@ class CompiledDecoder:
         return self._library.isa
 
     def forward(
-        self, residual: Tensor, positions: Tensor, kv_cache: KVCache, batch: AttentionBatch
+        self,
+        residual: Tensor,
+        positions: Tensor,
+        kv_cache: KVCache | PageCache,
+        batch: AttentionBatch,
     ) -> Tensor:
         """Embedded tokens [T, hidden], overwritten -> normed hidden states [T, hidden]."""
         first, num_tokens = self._layers[0], len(residual)
@@ -187,16 +196,16 @@ class CompiledDecoder:
             *scratch.addresses, num_tokens,
         )  # fmt: skip
         self._library.linear(hidden, first.qkv, qkv)
-        tables = batch.block_tables.contiguous()
-        arguments = [
-            self._attention_arguments(cos_sin, kind, positions, kv_cache, batch, tables)
-            for cos_sin, kind in self._attending
+        steps = [
+            self._attention_step(cos_sin, kind, positions, kv_cache.of_layer(first), batch)
+            for cos_sin, kind, first in self._attending
         ]
         layers = zip(self._layers, self._blocks, self._attends_as, strict=True)
         for index, (layer, block, place) in enumerate(layers):
             kv = kv_cache.of_layer(index)
+            assert isinstance(kv.rows, Tensor)  # keys and values have one size
             self._library.attend(
-                arguments[place], qkv, layer.qk_norm, kv_cache.rows(index), kv.scales, attended,
+                steps[place].arguments, qkv, layer.qk_norm, kv.rows, kv.scales, attended,
                 kv.key_offsets,
             )  # fmt: skip
             self._library.decoder_block(block, stream)
@@ -207,35 +216,47 @@ class CompiledDecoder:
         out = torch.empty((len(hidden), self._head.num_outputs), dtype=torch.float32)
         return self._library.linear(hidden.contiguous(), self._head, out)
 
-    def _attention_arguments(
+    def _attention_step(
         self,
         cos_sin: Tensor,
         kind: AttentionKind,
         positions: Tensor,
-        kv_cache: KVCache,
+        kv: LayerKv,
         batch: AttentionBatch,
-        tables: Tensor,
-    ) -> AttentionArguments:
-        """Arguments of the layers of a kind that rotate by this table, [P, D] float32."""
+    ) -> "_AttentionStep":
+        """That of layers of a kind that rotate by this table, [P, D] float32; `kv` is of one."""
         heads = self._heads
-        return AttentionArguments(
+        batch = batch.of_group(kv.group)
+        tables, slots = batch.block_tables.contiguous(), kv.rows_of(batch.slot_mapping)
+        arguments = AttentionArguments(
             num_heads=heads.num_heads,
             num_kv_heads=heads.num_kv_heads,
             head_dim=heads.head_dim,
-            block_size=kv_cache.block_size,
+            block_size=kv.block_size,
+            block_rows=kv.rows_per_block,
             table_width=tables.shape[1],
             scale=kind.scale,
             window=kind.window or 0,
             eps=self._eps,
             cos_sin=cos_sin.data_ptr(),
             positions=positions.data_ptr(),
-            slots=batch.slot_mapping.data_ptr(),
+            slots=slots.data_ptr(),
             tables=tables.data_ptr(),
             context_lens=batch.context_lens.data_ptr(),
             starts=batch.cu_seqlens_q.data_ptr(),
             rows=len(positions),
             sequences=len(batch.context_lens),
         )
+        return _AttentionStep(arguments, tables, slots)
+
+
+@dataclass(frozen=True, slots=True)
+class _AttentionStep:
+    """A step's arguments for layers that attend alike, and the tensors that they point into."""
+
+    arguments: AttentionArguments
+    tables: Tensor
+    slots: Tensor
 
 
 def _at(tensor: Tensor | None) -> int | None:

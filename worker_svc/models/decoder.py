@@ -11,10 +11,14 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from kernels import fp8
 from kernels.cpu import library
 from kernels.cpu.library import Library
 from worker_svc.attention.batch import AttentionBatch, LastTokens, fuses
 from worker_svc.attention.kv_cache import KVCache, block_bytes
+from worker_svc.attention.kv_plan import KvPlan, plan_of
+from worker_svc.attention.layer_cache import KvShape
+from worker_svc.attention.page_cache import PageCache
 from worker_svc.attention.torch_backend import AttentionStep
 from worker_svc.models import compiled
 from worker_svc.models.compiled import CompiledDecoder, CompiledLayer
@@ -203,8 +207,18 @@ class Decoder:
         sizes = num_blocks, block_size, self.heads.num_kv_heads, self.heads.head_dim
         return f"[num_blocks, block_size, num_kv_heads, head_dim] = {list(sizes)}"
 
-    def kv_plan(self, block_size: int, max_model_len: int) -> None:
-        """None: all layers see all tokens."""
+    def kv_plan(self, block_size: int, max_model_len: int) -> KvPlan | None:
+        """The KV groups of layers with different windows; None: all layers have one table."""
+        windows = [kind.window for kind in self.kinds]
+        if not any(windows):
+            return None
+        if self.fused is not None or fp8.is_fp8(self.kv_dtype):
+            what = "layers of ours on CUDA have" if self.fused else "a cache in FP8 has"
+            logger.warning("%s one block table: layers with windows keep all tokens", what)
+            return None
+        heads = self.heads
+        shape = KvShape(heads.num_kv_heads, heads.head_dim, heads.head_dim)
+        return plan_of([shape] * len(windows), windows, block_size, self.kv_dtype)
 
     def block_bytes(self, block_size: int) -> int:
         """Bytes of one block over all layers."""
@@ -235,7 +249,7 @@ class Decoder:
         self,
         token_ids: Tensor,
         positions: Tensor,
-        kv_cache: KVCache,
+        kv_cache: KVCache | PageCache,
         batch: AttentionBatch,
         last: LastTokens | None = None,
     ) -> Tensor:
@@ -244,6 +258,7 @@ class Decoder:
         With `last` (fused layers only) the result has only the rows of those tokens, [R, hidden].
         """
         if self.fused is not None:
+            assert isinstance(kv_cache, KVCache)  # see `kv_plan`
             return self.fused.forward(token_ids, positions, kv_cache, batch, last)
         assert last is None
         residual = self._embedding(token_ids)  # [T, hidden]

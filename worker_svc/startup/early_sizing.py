@@ -22,10 +22,18 @@ def require_room(
 ) -> None:
     """Raises CacheTooSmall if one sequence would not fit even if the weights took no memory.
 
-    `models` are the one that is served, and one that drafts for it.
+    `models` are the one that is served, and one that drafts for it. Where layers with windows have
+    pages of their own the loaded model is looked at: how many it needs is not known here.
     """
+    if device.type == "cpu" and config.kv_groups == "auto" and _has_windows(models[0], limits):
+        return
     num_blocks = config.num_kv_blocks or _most_blocks(config, models, kv_dtype, device, limits)
     kv_sizing.require_one_sequence(num_blocks, limits)
+
+
+def _has_windows(model: ModelSpec, limits: Limits) -> bool:
+    windows = (layer.mixer.window for layer in model.layers)
+    return any(window is not None and window < limits.max_model_len for window in windows)
 
 
 def bytes_of_a_block(

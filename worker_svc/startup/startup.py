@@ -154,7 +154,8 @@ def _load_natively(
     facts = facts_of(shape, folder, served_model_name, dtype, max_model_len)
     draft = draft_model.load(config, facts, decoder) if config.draft_model else None
     running = tuple(helper for helper in helpers if helper is not None)
-    return LoadedModel(decoder, facts, dtype, device, folder, running, candidates, draft)
+    plan = kv_groups.plan_for(config, decoder, max_model_len)
+    return LoadedModel(decoder, facts, dtype, device, folder, running, candidates, draft, plan)
 
 
 def _measured_dtype(shape: ModelSpec, group: Group) -> Callable[[], torch.dtype] | None:

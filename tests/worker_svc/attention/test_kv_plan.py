@@ -7,7 +7,7 @@ import torch
 from kernels.reference import KvRows
 from worker_svc.attention.kv_plan import MOST_UNUSED, KvPlan, plan_of
 from worker_svc.attention.layer_cache import KvShape, LayerCache
-from worker_svc.attention.page_cache import PageCache, new_cache
+from worker_svc.attention.page_cache import PageCache
 from worker_svc.protocol.kv_groups import LayerGroup
 from worker_svc.protocol.step import StepMoves
 from worker_svc.runner.block_mover import BlockMover
@@ -75,8 +75,7 @@ def test_layers_of_one_window_are_one_group_and_need_no_pages() -> None:
     found = plan(3, 0)
     assert found is not None
     assert found.groups == (LayerGroup(16, window=64),)
-    cache = new_cache(found, 5, CPU)
-    assert isinstance(cache, LayerCache)
+    cache = LayerCache(found.shapes, 5, 16, torch.float16, CPU)
     assert found.page_bytes == torch.empty(0, dtype=torch.float16).itemsize * cache.block_shape[0]
 
 
@@ -100,9 +99,7 @@ def pool(request: pytest.FixtureRequest) -> tuple[KvPlan, PageCache]:
     shapes = MIXED[request.param]
     found = plan_of(shapes, [None, 9, 9, 9], 4, torch.float32)
     assert found is not None
-    cache = new_cache(found, 6, CPU)
-    assert isinstance(cache, PageCache)
-    return found, cache
+    return found, PageCache(found, 6, CPU)
 
 
 def test_layers_of_a_group_lie_apart_in_a_page(pool: tuple[KvPlan, PageCache]) -> None:
