@@ -131,16 +131,13 @@ class CompiledDecoder:
         self._layers = layers
         self._final_norm = final_norm = final_norm.float()
         self._head = packed(library, head, head_rounding)
-        self._eps = eps
-        self._heads = heads
+        self._eps, self._heads = eps, heads
         # Layers that rotate and see alike share the arguments of a step.
         attending = list(zip(ropes.of_layer, kinds, strict=True))
-        self._attending = [
-            (ropes.tables[rope], kind, attending.index((rope, kind)))
-            for rope, kind in dict.fromkeys(attending)
-        ]
-        places = {each: place for place, each in enumerate(dict.fromkeys(attending))}
-        self._attends_as = [places[each] for each in attending]
+        alike = list(dict.fromkeys(attending))
+        self._attending = [(ropes.tables[each[0]], each[1]) for each in alike]
+        self._first_of = [attending.index(each) for each in alike]
+        self._attends_as = [alike.index(each) for each in attending]
         next_norms = [layer.input_norm for layer in layers[1:]] + [final_norm]
         next_qkvs = [layer.qkv.arguments for layer in layers[1:]] + [GemmArguments()]
         # One GEMM of each kind and format: layers may differ in that of their integers.
@@ -198,7 +195,7 @@ class CompiledDecoder:
         self._library.linear(hidden, first.qkv, qkv)
         steps = [
             self._attention_step(cos_sin, kind, positions, kv_cache.of_layer(first), batch)
-            for cos_sin, kind, first in self._attending
+            for (cos_sin, kind), first in zip(self._attending, self._first_of, strict=True)
         ]
         layers = zip(self._layers, self._blocks, self._attends_as, strict=True)
         for index, (layer, block, place) in enumerate(layers):
