@@ -139,7 +139,7 @@ def run(options: Measurement, told: Results) -> None:
         )
         shape = implementation.shape_of(config, folder)
         assert isinstance(shape, TransformersConfig)
-        made, division = loading.make(loading.Place(shape, dtype, device))
+        made, division = loading.make(loading.LoadTarget(shape, dtype, device))
         weight_bytes = {rows: _bytes_read(made, shape, rows) for rows in options.rows}
         theirs = {rows: _generate_s(made, rows, options) for rows in options.rows}
         gc.collect()

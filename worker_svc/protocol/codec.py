@@ -24,7 +24,7 @@ from worker_svc.protocol.step import (
     Limits,
     NewSequence,
     RowSampling,
-    StateSave,
+    SaveRequest,
     StepInput,
     StepMoves,
     StepOutput,
@@ -190,7 +190,7 @@ def _moves(step: worker_pb2.SchedulerOutput, limits: Limits) -> StepMoves | None
     return StepMoves(swapped_out, to_host, from_host, swapped_in, copied_from, copied_to)
 
 
-def _state_saves(step: worker_pb2.SchedulerOutput, limits: Limits) -> tuple[StateSave, ...]:
+def _state_saves(step: worker_pb2.SchedulerOutput, limits: Limits) -> tuple[SaveRequest, ...]:
     if not step.state_save_slots:  # nearly always
         return ()
     slots = columns.slots(step.state_save_slots, "state_save_slots", limits)
@@ -201,7 +201,7 @@ def _state_saves(step: worker_pb2.SchedulerOutput, limits: Limits) -> tuple[Stat
         if len(column) != len(slots):
             raise BadStep(f"state_save_{name}", f"{len(column)} for {len(slots)} state_save_slots")
     saves = zip(slots.tolist(), positions.tolist(), snapshots.tolist(), strict=True)
-    return tuple(StateSave(*save) for save in saves)
+    return tuple(SaveRequest(*save) for save in saves)
 
 
 def encode_output(output: StepOutput) -> bytes:

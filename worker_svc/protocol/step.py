@@ -186,7 +186,7 @@ class StepMoves:
 
 
 @dataclass(frozen=True, slots=True)
-class StateSave:
+class SaveRequest:
     """A snapshot to make of a slot's states once so many of its tokens are computed."""
 
     slot: int
@@ -214,7 +214,7 @@ class StepInput:
     num_drafted: IntColumn = field(default_factory=no_entries)  # drafts per row; empty: none
     # Row after row; empty although there are drafts: the worker's draft model makes them.
     draft_token_ids: IntColumn = field(default_factory=no_entries)
-    state_saves: tuple[StateSave, ...] = ()  # in this step or a later one
+    state_saves: tuple[SaveRequest, ...] = ()  # in this step or a later one
     appended_to_groups: tuple[GroupBlocks, ...] = ()  # ascending; none of a group without any
 
     @property

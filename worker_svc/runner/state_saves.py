@@ -5,10 +5,10 @@ Host arithmetic over token counts; the model's states are copied elsewhere.
 
 from dataclasses import dataclass
 
-from worker_svc.protocol.step import BadStep, IntColumn, StateSave
+from worker_svc.protocol.step import BadStep, IntColumn, SaveRequest
 from worker_svc.runner.rows import Rows
 
-Pending = dict[int, tuple[StateSave, ...]]  # by slot, in order of their positions
+Pending = dict[int, tuple[SaveRequest, ...]]  # by slot, in order of their positions
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class DueSaves:
 NONE_DUE = DueSaves()
 
 
-def add_saves(pending: Pending, saves: tuple[StateSave, ...], num_computed: IntColumn) -> None:
+def add_saves(pending: Pending, saves: tuple[SaveRequest, ...], num_computed: IntColumn) -> None:
     """Adds snapshots to make, given the computed tokens of all slots. Raises BadStep."""
     for save in saves:
         before = pending.get(save.slot, ())

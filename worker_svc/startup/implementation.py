@@ -78,7 +78,7 @@ def load(
     from worker_svc.transformers_models.model import TransformersModel  # noqa: PLC0415
 
     _check_options(config, kv_dtype)
-    place = loading.Place(shape, dtype, device, group)
+    place = loading.LoadTarget(shape, dtype, device, group)
     if config.load_format == DUMMY:
         load = partial(loading.make, place)
     else:

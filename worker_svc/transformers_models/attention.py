@@ -209,7 +209,7 @@ def _group_of(kv: LayerKv) -> int:
     return 0 if kv.place is None else kv.place.group
 
 
-class TorchAttention:
+class TorchAttender:
     """Stores and attends by operations of torch, for one pass over some of a step's sequences."""
 
     def __init__(

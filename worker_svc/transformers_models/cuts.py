@@ -12,7 +12,7 @@ from worker_svc.models.weights import Share
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class TensorCut:
     """One of `count` equal parts of each of `num_blocks` equal blocks along a dimension."""
 
     dim: int
@@ -56,7 +56,7 @@ class LazyPart:
     """A tensor as transformers' loader takes it: `[...]` reads it, or this rank's part of it."""
 
     whole: Any  # a Tensor, or a slice of safetensors
-    cut: Cut | None
+    cut: TensorCut | None
 
     def __getitem__(self, everything: object) -> Tensor:
         found: Tensor = self.whole[...] if self.cut is None else self.cut.of(self.whole)

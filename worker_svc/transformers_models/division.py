@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from worker_svc.models.spec import UnsupportedModel
 from worker_svc.parallel.group import Group
-from worker_svc.transformers_models.cuts import Cut
+from worker_svc.transformers_models.cuts import TensorCut
 from worker_svc.transformers_models.divided_modules import (
     ADDED_UP,
     BY_INPUTS,
@@ -48,7 +48,7 @@ class Division:
         Raises UnsupportedModel.
         """
         self.group = group
-        self.cuts: dict[str, Cut] = {}  # by parameter
+        self.cuts: dict[str, TensorCut] = {}  # by parameter
         self.added_once: list[str] = []  # biases of what is added up: one rank adds them
         self.num_kv_groups: dict[str, int] = {}  # query heads per KV head, where that changes
         self._styles: dict[str, str] = {}  # by module
@@ -199,7 +199,7 @@ class Division:
     ) -> None:
         """With fewer parts than ranks, ranks next to each other have the same."""
         count = count or self.group.size
-        cut = Cut(dim, self.group.rank // (self.group.size // count), count, num_blocks)
+        cut = TensorCut(dim, self.group.rank // (self.group.size // count), count, num_blocks)
         cut.require_equal(name, whole.shape)
         self.cuts[name] = cut
 

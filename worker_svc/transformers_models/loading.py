@@ -57,7 +57,7 @@ _BUILDING = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class LoadTarget:
     """What a model is built for: its configuration, where it lies, and its ranks."""
 
     config: TransformersConfig
@@ -72,7 +72,7 @@ class Place:
 
 
 def load(
-    folder: Path, place: Place, ignored_weights: Collection[str] = ()
+    folder: Path, place: LoadTarget, ignored_weights: Collection[str] = ()
 ) -> tuple[PreTrainedModel, Division | None]:
     """The model with the weights of a folder's safetensors, or of a GGUF file.
 
@@ -99,7 +99,7 @@ def load(
     return _prepared(model, place, division), division
 
 
-def make(place: Place) -> tuple[PreTrainedModel, Division | None]:
+def make(place: LoadTarget) -> tuple[PreTrainedModel, Division | None]:
     """The model with random weights that follow from their names, made on the device."""
     outline, division = _outlined(place)
     model = _empty(outline, place, division)
@@ -111,7 +111,7 @@ def make(place: Place) -> tuple[PreTrainedModel, Division | None]:
     return _prepared(model, place, division), division
 
 
-def _outlined(place: Place) -> tuple[PreTrainedModel, Division | None]:
+def _outlined(place: LoadTarget) -> tuple[PreTrainedModel, Division | None]:
     """The model without memory, and how ranks divide it; None: there is one. Raises errors."""
     attention.register()
     with _BUILDING, torch.device("meta"), attention.refused_if_it_fails(place.made):
@@ -122,7 +122,7 @@ def _outlined(place: Place) -> tuple[PreTrainedModel, Division | None]:
 
 
 def _built(
-    place: Place, division: Division | None, source: Path | None, **options: Any
+    place: LoadTarget, division: Division | None, source: Path | None, **options: Any
 ) -> tuple[PreTrainedModel, dict[str, Any]]:
     """The model as its class loads it, and what the class tells of that."""
     with _BUILDING, attention.refused_if_it_fails(place.made):
@@ -155,7 +155,7 @@ def _class_of(made: type[PreTrainedModel], division: Division | None) -> type[Pr
 def _read(
     folder: Path,
     outline: PreTrainedModel,
-    place: Place,
+    place: LoadTarget,
     division: Division | None,
     ignored_weights: Collection[str],
 ) -> PreTrainedModel:
@@ -179,7 +179,7 @@ def _read(
 def _fill_quantized(
     model: PreTrainedModel,
     folder: Path,
-    place: Place,
+    place: LoadTarget,
     quantization: Quantization,
     division: Division | None,
     ignored_weights: Collection[str],
@@ -216,7 +216,9 @@ def _share_of(division: Division | None) -> Callable[[str], Share | None]:
     return share
 
 
-def _empty(outline: PreTrainedModel, place: Place, division: Division | None) -> PreTrainedModel:
+def _empty(
+    outline: PreTrainedModel, place: LoadTarget, division: Division | None
+) -> PreTrainedModel:
     """The model with parameters of any value, on the device, and buffers as the class has them."""
     nothing, cuts = torch.zeros((), dtype=place.dtype), {} if division is None else division.cuts
     state = {
@@ -232,7 +234,9 @@ def _empty(outline: PreTrainedModel, place: Place, division: Division | None) ->
     return model
 
 
-def _prepared(model: PreTrainedModel, place: Place, division: Division | None) -> PreTrainedModel:
+def _prepared(
+    model: PreTrainedModel, place: LoadTarget, division: Division | None
+) -> PreTrainedModel:
     """The model set up to compute steps: one rank adds each bias, and experts wait for no host."""
     nn.Module.to(model, device=place.device)
     if division is not None:

@@ -32,7 +32,7 @@ from worker_svc.transformers_models.attention import (
     KernelAttention,
     KvLayout,
     Probe,
-    TorchAttention,
+    TorchAttender,
     UnservedAttention,
     attending,
     refused_if_it_fails,
@@ -276,7 +276,7 @@ class TransformersModel:
     def _attender(self, kv_cache: LayerCache | PageCache, batch: AttentionBatch) -> Attender:
         if self._kernels is not None:
             return self._kernels.of_step(kv_cache, batch)
-        return TorchAttention(self._layout, kv_cache, batch)
+        return TorchAttender(self._layout, kv_cache, batch)
 
     def _in_passes(
         self,

@@ -16,7 +16,7 @@ from transformers.core_model_loading import (
 
 from worker_svc.models.spec import UnsupportedModel
 from worker_svc.models.stored.checkpoint import Checkpoint
-from worker_svc.transformers_models.cuts import Cut, LazyPart
+from worker_svc.transformers_models.cuts import LazyPart, TensorCut
 from worker_svc.transformers_models.division import Division
 
 
@@ -47,7 +47,7 @@ class _Names:
         self._prefix = outline.base_model_prefix
         self._parameters = outline.state_dict()
 
-    def cut(self, name: str, num_dims: int, division: Division) -> Cut | None:
+    def cut(self, name: str, num_dims: int, division: Division) -> TensorCut | None:
         """This rank's part of a tensor of the checkpoint. Raises UnsupportedModel."""
         target, pattern = self._target(name, self._renamings, self._converters)
         if target not in self._parameters and name in self._parameters:
@@ -79,18 +79,18 @@ class _Names:
         return found
 
 
-def _before(converter: WeightConverter, cut: Cut, num_dims: int) -> Cut | None:
+def _before(converter: WeightConverter, cut: TensorCut, num_dims: int) -> TensorCut | None:
     """The cut of one expert's matrix that makes that of all experts; None: there is none."""
     merged, *joined = converter.operations
     is_known = isinstance(merged, MergeModulelist) and merged.dim == 0 and num_dims == 2
     if not is_known or cut.dim == 0:
         return None
     if not joined:
-        return Cut(cut.dim - 1, cut.index, cut.count, cut.num_blocks)
+        return TensorCut(cut.dim - 1, cut.index, cut.count, cut.num_blocks)
     (last, *others) = joined
     if others or not isinstance(last, Concatenate):
         return None
     num_joined = len(converter.source_patterns) if last.dim == cut.dim else 1
     if num_joined != cut.num_blocks:
         return None
-    return Cut(cut.dim - 1, cut.index, cut.count)
+    return TensorCut(cut.dim - 1, cut.index, cut.count)

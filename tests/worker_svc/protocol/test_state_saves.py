@@ -9,7 +9,7 @@ from pagewire.v1 import worker_pb2
 from tests.worker_svc.protocol.test_codec import LIMITS, SAMPLING, frame
 from wire.columns import pack
 from worker_svc.protocol.codec import decode_step
-from worker_svc.protocol.step import BadStep, StateSave
+from worker_svc.protocol.step import BadStep, SaveRequest
 
 WITH_STATES = replace(LIMITS, num_state_snapshots=4)
 
@@ -37,7 +37,7 @@ def new_sequence(snapshot: int) -> worker_pb2.NewSequence:
 
 def test_snapshots_to_make_and_to_begin_after_arrive() -> None:
     step = decode_step(frame(new_sequences=[new_sequence(3)], **saves()), WITH_STATES)
-    assert step.state_saves == (StateSave(5, 16, 4), StateSave(5, 64, 1), StateSave(0, 1, 2))
+    assert step.state_saves == (SaveRequest(5, 16, 4), SaveRequest(5, 64, 1), SaveRequest(0, 1, 2))
     assert step.new_sequences[0].state_snapshot == 3
 
 

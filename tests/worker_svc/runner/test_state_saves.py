@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from tests.worker_svc.runner.test_batch_state import LIMITS, column, run, sequence
-from worker_svc.protocol.step import BadStep, StateSave, StepInput
+from worker_svc.protocol.step import BadStep, SaveRequest, StepInput
 from worker_svc.runner.batch_state import BatchState
 from worker_svc.runner.state_saves import DueSave, DueSaves
 from worker_svc.sampling.grammars import Grammars
@@ -24,7 +24,7 @@ def entered(state: BatchState, *saves: tuple[int, int, int]) -> DueSaves:
         new_sequences=new,
         slots=column(1, 2),
         num_scheduled=column(5, 12),
-        state_saves=tuple(StateSave(*save) for save in saves),
+        state_saves=tuple(SaveRequest(*save) for save in saves),
     )
     due = state.stage(step).state_saves
     run(state, step, [70])
@@ -52,7 +52,7 @@ def test_a_step_that_fails_leaves_its_saves_to_the_next(state: BatchState) -> No
 
 def test_granted_steps_make_what_was_asked_with_the_first(state: BatchState) -> None:
     entered(state)
-    grant = StepInput(2, slots=column(2), granted_steps=3, state_saves=(StateSave(2, 15, 4),))
+    grant = StepInput(2, slots=column(2), granted_steps=3, state_saves=(SaveRequest(2, 15, 4),))
     found = []
     for step in grant.steps():
         found.append(state.stage(step).state_saves.at_ends)
@@ -75,7 +75,7 @@ def test_a_position_that_has_passed_or_is_due_twice_is_refused(
     state: BatchState, position: int
 ) -> None:
     entered(state, (1, 8, 8))
-    saves = (StateSave(1, position, 9),)
+    saves = (SaveRequest(1, position, 9),)
     step = StepInput(2, slots=column(1), num_scheduled=column(1), state_saves=saves)
     with pytest.raises(BadStep, match=f"state_save_positions: {position} of slot 1 is not after 8"):
         state.stage(step)
