@@ -21,6 +21,7 @@ from torch import Tensor
 
 from kernels import fp8
 from kernels.attention_kind import AttentionKind
+from kernels.experts.clamp import Clamp
 
 # A query tile attends to keys up to its own end, which saves half the work of a long prompt.
 QUERY_TILE = 256
@@ -74,6 +75,13 @@ def gelu_and_mul(x: Tensor) -> Tensor:
     return F.gelu(gate, approximate="tanh").mul_(up)
 
 
+def clamped_and_mul(x: Tensor, clamp: Clamp) -> Tensor:
+    """The activation of experts that clamp, of gate and up side by side: see `Clamp`."""
+    gate, up = x.chunk(2, dim=-1)
+    gate, up = gate.clamp(max=clamp.limit), up.clamp(-clamp.limit, clamp.limit)
+    return (up + 1) * (gate * torch.sigmoid(gate * clamp.alpha))
+
+
 def choose_experts(
     logits: Tensor,
     top_k: int,
@@ -115,16 +123,19 @@ def feed_experts(
     chosen: Tensor,
     gate_ups: Sequence[Callable[[Tensor], Tensor]],
     downs: Sequence[Callable[[Tensor], Tensor]],
+    clamp: Clamp | None = None,
 ) -> Tensor:
     """x [T, h], and the weights and the indices of each row's experts [T, k] -> [T, h].
 
-    An expert is the product with its gate and up matrices, then that with its down matrix. The
-    weighted sum is in float32.
+    An expert is the product with its gate and up matrices, then that with its down matrix; in
+    between `clamped_and_mul` with `clamp`, else `silu_and_mul`. The weighted sum is in float32.
     """
     out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
     for expert in chosen.flatten().bincount().nonzero()[:, 0].tolist():
         rows, places = (chosen == expert).nonzero(as_tuple=True)
-        y = downs[expert](silu_and_mul(gate_ups[expert](x[rows])))
+        inner = gate_ups[expert](x[rows])
+        inner = silu_and_mul(inner) if clamp is None else clamped_and_mul(inner, clamp)
+        y = downs[expert](inner)
         out.index_add_(0, rows, y.float() * weights[rows, places, None])
     return out.to(x.dtype)
 

@@ -13,6 +13,8 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from kernels.experts.activation import gate_and_mul
+from kernels.experts.clamp import Clamp
 from kernels.experts.router import Routing
 from kernels.experts.weights import ExpertWeights
 from kernels.pdl import has_pdl, launch_options
@@ -29,8 +31,10 @@ def pays(num_rows: int, weight: ExpertWeights) -> bool:
     return num_rows <= (_MOST_ROWS if weight.scales is None else _MOST_ROWS_IN_8_BITS)
 
 
-def gated(x: torch.Tensor, gate_up: ExpertWeights, routing: Routing) -> torch.Tensor:
-    """silu(gate) * up of each pair, [T * per_row, I]."""
+def gated(
+    x: torch.Tensor, gate_up: ExpertWeights, routing: Routing, clamp: Clamp | None = None
+) -> torch.Tensor:
+    """silu(gate) * up of each pair, or the activation of `clamp`: [T * per_row, I]."""
     gate_up.check(x)
     _, width, hidden = gate_up.values.shape
     inner = width // 2
@@ -38,7 +42,7 @@ def gated(x: torch.Tensor, gate_up: ExpertWeights, routing: Routing) -> torch.Te
     block_k = gate_up.block_k(_block_k(hidden))
     block_n = max(1, min(32, _GATED_TILE // block_k))
     _gated_kernel[(triton.cdiv(inner, block_n), routing.num_pairs)](
-        x, gate_up.values, gate_up.scales, routing.experts, out, x.stride(0),
+        x, gate_up.values, gate_up.scales, gate_up.bias, routing.experts, out, x.stride(0),
         N=inner,
         K=hidden,
         GROUPS=gate_up.num_groups,
@@ -47,6 +51,9 @@ def gated(x: torch.Tensor, gate_up: ExpertWeights, routing: Routing) -> torch.Te
         BLOCK_N=block_n,
         BLOCK_K=block_k,
         IS_FP8=gate_up.scales is not None,
+        HAS_BIAS=gate_up.bias is not None,
+        LIMIT=0.0 if clamp is None else clamp.limit,
+        ALPHA=1.0 if clamp is None else clamp.alpha,
         PDL=has_pdl(x),
         num_warps=4,
         **launch_options(x),
@@ -66,7 +73,7 @@ def summed(
     tile = _SUMMED_TILE_OF_ONE_ROW if num_rows == 1 else _SUMMED_TILE
     block_n = max(1, min(16, tile // block_k))
     _summed_kernel[(triton.cdiv(hidden, block_n), num_rows)](
-        x, down.values, down.scales, routing.experts, routing.weights, residual, out,
+        x, down.values, down.scales, down.bias, routing.experts, routing.weights, residual, out,
         N=hidden,
         K=inner,
         GROUPS=down.num_groups,
@@ -76,6 +83,7 @@ def summed(
         BLOCK_K=block_k,
         HAS_RESIDUAL=residual is not None,
         IS_FP8=down.scales is not None,
+        HAS_BIAS=down.bias is not None,
         PDL=has_pdl(x),
         num_warps=4,
         **launch_options(x),
@@ -94,6 +102,7 @@ def _gated_kernel(
     x_ptr: tl.tensor,
     weight_ptr: tl.tensor,
     scales_ptr: tl.tensor,  # [E, N or 2N, GROUPS] where IS_FP8
+    bias_ptr: tl.tensor,  # [E, 2N] where HAS_BIAS
     experts_ptr: tl.tensor,
     out_ptr: tl.tensor,
     stride_x: tl.tensor,
@@ -105,6 +114,9 @@ def _gated_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     IS_FP8: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    LIMIT: tl.constexpr,  # 0: the activation is SiLU
+    ALPHA: tl.constexpr,
     PDL: tl.constexpr,
 ) -> None:
     pair = tl.program_id(1)
@@ -138,7 +150,11 @@ def _gated_kernel(
     if IS_FP8 and GROUPS == 1:
         gate_sum *= tl.load(s_ptr, mask=is_n, other=0.0)
         up_sum *= tl.load(s_ptr + N, mask=is_n, other=0.0)
-    y = gate_sum / (1.0 + tl.exp(-gate_sum)) * up_sum
+    if HAS_BIAS:
+        b_ptr = bias_ptr + expert * (2 * N) + n
+        gate_sum += tl.load(b_ptr, mask=is_n, other=0.0).to(tl.float32)
+        up_sum += tl.load(b_ptr + N, mask=is_n, other=0.0).to(tl.float32)
+    y = gate_and_mul(gate_sum, up_sum, LIMIT, ALPHA)
     tl.store(out_ptr + pair.to(tl.int64) * N + n, y.to(out_ptr.dtype.element_ty), mask=is_n)
 
 
@@ -147,6 +163,7 @@ def _summed_kernel(
     x_ptr: tl.tensor,
     weight_ptr: tl.tensor,
     scales_ptr: tl.tensor,  # [E, N or 2N, GROUPS] where IS_FP8
+    bias_ptr: tl.tensor,  # [E, N] where HAS_BIAS
     experts_ptr: tl.tensor,
     weights_ptr: tl.tensor,
     residual_ptr: tl.tensor,
@@ -160,6 +177,7 @@ def _summed_kernel(
     BLOCK_K: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
     IS_FP8: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
     PDL: tl.constexpr,
 ) -> None:
     row = tl.program_id(1)
@@ -170,6 +188,7 @@ def _summed_kernel(
         gdc_launch_dependents()
         gdc_wait()
     acc = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
+    biases = tl.zeros([BLOCK_N], tl.float32)
     for place in tl.static_range(PER_ROW):
         pair = row * PER_ROW + place
         expert = tl.load(experts_ptr + pair).to(tl.int64)
@@ -187,7 +206,12 @@ def _summed_kernel(
                 group = k0 // BLOCK_K // STEPS_OF_A_GROUP if GROUPS > 1 else 0
                 y *= tl.load(s_ptr + group, mask=is_n, other=0.0)[:, None]
             acc += y
+        if HAS_BIAS:
+            bias = tl.load(bias_ptr + expert * N + n, mask=is_n, other=0.0).to(tl.float32)
+            biases += bias * share
     total = tl.sum(acc, 1)
+    if HAS_BIAS:
+        total += biases
     to = row.to(tl.int64) * N + n
     if HAS_RESIDUAL:
         total += tl.load(residual_ptr + to, mask=is_n, other=0.0).to(tl.float32)

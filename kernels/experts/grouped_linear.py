@@ -21,6 +21,8 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from kernels.experts.activation import gate_and_mul
+from kernels.experts.clamp import Clamp
 from kernels.experts.router import Routing
 from kernels.experts.weights import ExpertWeights
 from kernels.pdl import has_pdl, launch_options
@@ -77,9 +79,17 @@ def _config(
 
 
 def grouped_linear(
-    x: torch.Tensor, weight: ExpertWeights, routing: Routing, *, gated: bool = False
+    x: torch.Tensor,
+    weight: ExpertWeights,
+    routing: Routing,
+    *,
+    gated: bool = False,
+    clamp: Clamp | None = None,
 ) -> torch.Tensor:
-    """The product of each pair, [T * per_row, N]; x has a row for each row of the step, or pair."""
+    """The product of each pair, [T * per_row, N]; x has a row for each row of the step, or pair.
+
+    With `gated` the result is silu(gate) * up, or the activation of `clamp`.
+    """
     weight.check(x)
     num_experts, width, k = weight.values.shape
     n, num_rows, num_pairs = width // (1 + gated), len(routing.experts), routing.num_pairs
@@ -99,7 +109,8 @@ def grouped_linear(
     most_tiles = min(num_experts, num_pairs) + num_pairs // config.block_m
     block_k = weight.block_k(config.block_k)
     _grouped_linear_kernel[(most_tiles * triton.cdiv(n, config.block_n),)](
-        x, weight.values, weight.scales, routing.counts, routing.pairs, out, num_rows, x.stride(0),
+        x, weight.values, weight.scales, weight.bias, routing.counts, routing.pairs, out, num_rows,
+        x.stride(0),
         E=num_experts,
         N=n,
         K=k,
@@ -113,6 +124,9 @@ def grouped_linear(
         STAGES=config.num_stages,
         GATED=gated,
         IS_FP8=is_fp8,
+        HAS_BIAS=weight.bias is not None,
+        LIMIT=0.0 if clamp is None else clamp.limit,
+        ALPHA=1.0 if clamp is None else clamp.alpha,
         PDL=has_pdl(x),
         num_warps=config.num_warps,
         **launch_options(x),
@@ -142,6 +156,7 @@ def _grouped_linear_kernel(
     x_ptr: tl.tensor,
     weight_ptr: tl.tensor,
     scales_ptr: tl.tensor,  # [E, N or 2N, GROUPS] where IS_FP8
+    bias_ptr: tl.tensor,  # [E, N or 2N] where HAS_BIAS
     counts_ptr: tl.tensor,
     pairs_ptr: tl.tensor,
     out_ptr: tl.tensor,
@@ -160,6 +175,9 @@ def _grouped_linear_kernel(
     STAGES: tl.constexpr,
     GATED: tl.constexpr,
     IS_FP8: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    LIMIT: tl.constexpr,  # 0: the activation is SiLU
+    ALPHA: tl.constexpr,
     PDL: tl.constexpr,
 ) -> None:
     TILES_N: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
@@ -217,8 +235,13 @@ def _grouped_linear_kernel(
             acc *= tl.load(s_ptrs)[:, None]
             if GATED:
                 acc_up *= tl.load(s_ptrs + N)[:, None]
+        if HAS_BIAS:
+            b_ptrs = bias_ptr + expert * ((1 + GATED) * N) + columns
+            acc += tl.load(b_ptrs).to(tl.float32)[:, None]
+            if GATED:
+                acc_up += tl.load(b_ptrs + N).to(tl.float32)[:, None]
         if GATED:
-            acc = acc / (1.0 + tl.exp(-acc)) * acc_up
+            acc = gate_and_mul(acc, acc_up, LIMIT, ALPHA)
         inside = (n < N)[:, None] & (m < count)[None, :]
         to = pair[None, :] * N + n[:, None]
         tl.store(out_ptr + to, acc.to(out_ptr.dtype.element_ty), mask=inside)

@@ -37,6 +37,7 @@ class Router:
     scale: float = 1.0  # of the chosen experts' weights
     num_shared: int = 0  # experts of every row
     gates_shared: bool = False  # their weight is the sigmoid of the last logit; else it is 1
+    logit_bias: torch.Tensor | None = None  # [E] float32, of the choices' logits; None: none
 
     @property
     def num_choices(self) -> int:
@@ -52,8 +53,9 @@ class Router:
             raise ValueError(f"x must be [T, {hidden}], router contiguous, got {tuple(x.shape)}")
         if self.weight.dtype != x.dtype:
             raise TypeError(f"x is {x.dtype}, router is {self.weight.dtype}")
-        if self.bias is not None and self.bias.shape != (self.num_choices,):
-            raise ValueError(f"bias {tuple(self.bias.shape)} for {self.num_choices} experts")
+        for bias in (self.bias, self.logit_bias):
+            if bias is not None and bias.shape != (self.num_choices,):
+                raise ValueError(f"bias {tuple(bias.shape)} for {self.num_choices} experts")
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +134,8 @@ def _chosen(logits: torch.Tensor, counts: torch.Tensor, router: Router) -> Routi
     pairs = torch.empty((len(counts), num_rows), dtype=torch.int32, device=device)
     block_e = triton.next_power_of_2(router.num_choices)
     _choose_kernel[(num_rows,)](
-        logits, router.bias, experts, weights, counts, pairs, num_rows, router.scale,
+        logits, router.bias, router.logit_bias, experts, weights, counts, pairs, num_rows,
+        router.scale,
         E=router.num_choices,
         LOGITS=num_logits,
         TOP_K=router.top_k,
@@ -142,6 +145,7 @@ def _chosen(logits: torch.Tensor, counts: torch.Tensor, router: Router) -> Routi
         RENORMALIZES=router.renormalizes,
         IS_SIGMOID=router.is_sigmoid,
         HAS_BIAS=router.bias is not None,
+        HAS_LOGIT_BIAS=router.logit_bias is not None,
         GATES_SHARED=router.gates_shared,
         PDL=has_pdl(logits),
         num_warps=max(1, block_e // 256),
@@ -241,6 +245,7 @@ def _tile_logits_kernel(
 def _choose_kernel(
     logits_ptr: tl.tensor,
     bias_ptr: tl.tensor,
+    logit_bias_ptr: tl.tensor,
     experts_ptr: tl.tensor,
     weights_ptr: tl.tensor,
     counts_ptr: tl.tensor,
@@ -256,6 +261,7 @@ def _choose_kernel(
     RENORMALIZES: tl.constexpr,
     IS_SIGMOID: tl.constexpr,
     HAS_BIAS: tl.constexpr,
+    HAS_LOGIT_BIAS: tl.constexpr,
     GATES_SHARED: tl.constexpr,
     PDL: tl.constexpr,
 ) -> None:
@@ -269,6 +275,8 @@ def _choose_kernel(
         gdc_launch_dependents()
         gdc_wait()
     z = tl.load(logits_ptr + row.to(tl.int64) * LOGITS + e, mask=is_e, other=0.0)
+    if HAS_LOGIT_BIAS:
+        z += tl.load(logit_bias_ptr + e, mask=is_e, other=0.0)
     if IS_SIGMOID:
         score = 1.0 / (1.0 + tl.exp(-z))
     else:

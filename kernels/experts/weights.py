@@ -13,11 +13,12 @@ _LEAST_GROUP = 32  # columns that tensor cores multiply at once, with some to sp
 
 @dataclass(frozen=True, slots=True)
 class ExpertWeights:
-    """A weight [N, K] of each expert: float numbers, or 8-bit floats and scales."""
+    """A weight [N, K] of each expert: float numbers, or 8-bit floats and scales; and its bias."""
 
     values: torch.Tensor  # [E, N, K]
     scales: torch.Tensor | None = None  # [E, N, groups of columns] float32
     group: int | None = None  # columns that share scales; None: all
+    bias: torch.Tensor | None = None  # [E, N]
 
     def __post_init__(self) -> None:
         """Raises ValueError or TypeError naming what does not fit."""
@@ -25,6 +26,9 @@ class ExpertWeights:
             raise ValueError(f"weights must be contiguous [E, N, K], got {self.values.shape}")
         if (self.scales is None) == (self.values.dtype == FLOAT8):
             raise TypeError(f"weights of {self.values.dtype}: {FLOAT8} alone has scales")
+        if self.bias is not None and self.bias.shape != self.values.shape[:2]:
+            wanted = tuple(self.values.shape[:2])
+            raise ValueError(f"bias must be {wanted}, got {tuple(self.bias.shape)}")
         if self.scales is not None:
             wanted = (*self.values.shape[:2], self.num_groups)
             if self.scales.shape != wanted or self.scales.dtype != torch.float32:

@@ -93,10 +93,18 @@ class AttentionStep:
         self._rotation_of = ropes.of_layer
         self._attention = TorchAttention()
 
-    def __call__(self, qkv: Tensor, qk_norm: Tensor | None, eps: float, layer: int) -> Tensor:
+    def __call__(
+        self,
+        qkv: Tensor,
+        qk_norm: Tensor | None,
+        eps: float,
+        layer: int,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
         """Norms, rotates, stores and attends: [T, (H + 2 Hkv) D] -> [T, H D].
 
-        qk_norm [H + Hkv, D] is the norm weight of each head of q and k, for models that have one.
+        qk_norm [H + Hkv, D] is the norm weight of each head of q and k, for models that have one;
+        so are `sinks` [H].
         """
         heads = self._heads
         qkv = qkv.view(-1, heads.num_heads + 2 * heads.num_kv_heads, heads.head_dim)
@@ -107,5 +115,5 @@ class AttentionStep:
         q, k = reference.rotate(qk, cos, sin).tensor_split((heads.num_heads,), dim=1)
         kv = self._kv_cache.of_layer(layer)
         batch = self._batch.of_group(kv.group)
-        call = AttentionCall(q, kv, batch, self._kinds[layer], k, v)
+        call = AttentionCall(q, kv, batch, self._kinds[layer], k, v, sinks)
         return self._attention.attend(call).flatten(1)

@@ -62,11 +62,17 @@ def load(folder: Path, ignored_keys: Collection[str] = (), quantization: str = "
 def _expert_schemes(spec: ModelSpec, quantization: Quantization) -> Iterator[Scheme]:
     """How the weights of each layer's first expert are stored.
 
-    Raises UnsupportedModel for experts of every token, whose tensors are read as plain numbers.
+    Raises UnsupportedModel for experts of every token, and for those that one tensor holds: their
+    tensors are read as plain numbers.
     """
     names = spec.names
     for index, layer in enumerate(spec.layers):
         if isinstance(layer.feed, MoeSpec):
+            if names.stacks_experts:
+                raise UnsupportedModel(
+                    f"quantization: {quantization.label} is not supported for the experts of "
+                    f"{spec.architecture}"
+                )
             if layer.feed.shared is not None:
                 raise UnsupportedModel(
                     f"quantization: {quantization.label} is not supported for the shared experts "

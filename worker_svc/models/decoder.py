@@ -87,8 +87,7 @@ class DecoderLayer:
 
     def drop_output_biases(self) -> None:
         self.attention.drop_output_bias()
-        if isinstance(self.feed, MLP):
-            self.feed.drop_output_bias()
+        self.feed.drop_output_bias()
 
     def add_norm_offsets(self) -> None:
         """Once, when all weights are filled, before anything reads them."""

@@ -7,7 +7,7 @@ them.
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -47,17 +47,28 @@ class Experts:
         self.bias: Tensor | None = None
         if spec.router.has_bias:
             self.bias = torch.empty(num_experts, dtype=torch.float32, device=device)
+        self.logit_bias: Tensor | None = None
+        if spec.router.has_logit_bias:
+            self.logit_bias = torch.empty(num_experts, dtype=torch.float32, device=device)
         # An expert of every token is several others, which add up to it.
         count = num_experts + (0 if shared is None else shared.count)
         gate_up, down = (2 * self._inner, hidden), (hidden, self._inner)
-        self._gate_up = _Stack(count, gate_up, dtype, device, is_empty=is_quantized)
-        self._down = _Stack(count, down, dtype, device, is_empty=is_quantized)
+        form = dtype, device, spec.bias
+        self._gate_up = _Stack(count, gate_up, *form, is_empty=is_quantized)
+        self._down = _Stack(count, down, *form, is_empty=is_quantized)
 
     def destinations(self, prefix: str, names: TensorNames) -> Destinations:
         num_experts = self.spec.router.num_experts
         yield f"{prefix}.{names.router}.weight", self.router[:num_experts]
         if self.bias is not None:
             yield f"{prefix}.{names.router_bias}", self.bias
+        if self.logit_bias is not None:
+            yield f"{prefix}.{names.logit_bias}", self.logit_bias
+        if names.stacks_experts:
+            experts_prefix = f"{prefix}.{names.experts}"
+            yield from self._gate_up.destinations(f"{experts_prefix}.{names.expert_gate_up}", 2)
+            yield from self._down.destinations(f"{experts_prefix}.{names.expert_down}", 1)
+            return
         sizes = {names.expert_gate: self._inner, names.expert_up: self._inner}
         experts = list(zip(self._gate_up.linears, self._down.linears, strict=True))
         for index, (gate_up, down) in enumerate(experts[:num_experts]):
@@ -82,6 +93,10 @@ class Experts:
         whole_downs = [linear.rows(0, linear.shape[0]) for linear in downs]
         yield f"{expert}.{names.expert_down}.weight", Joined(whole_downs, 1)
 
+    def drop_output_bias(self) -> None:
+        """Drops the biases; called on all ranks but one, since the ranks' outputs are summed."""
+        self._down.drop_bias()
+
     def pack(self) -> None:
         """Once, when all weights are filled."""
         self._gate_up.pack()
@@ -95,8 +110,9 @@ class Experts:
         """Hidden states [T, hidden] -> the weighted sum of the outputs of each one's experts."""
         logits = F.linear(hidden.float(), self.router.float())
         rule, shared = self.spec.router, self.spec.shared
+        of_choices = logits[:, : rule.num_experts]
         weights, chosen = reference.choose_experts(
-            logits[:, : rule.num_experts],
+            of_choices if self.logit_bias is None else of_choices + self.logit_bias,
             rule.top_k,
             rule.renormalizes,
             is_sigmoid=rule.is_sigmoid,
@@ -109,7 +125,7 @@ class Experts:
                 weights, chosen, rule.num_experts, shared.count, gate
             )
         gate_ups, downs = self._gate_up.linears, self._down.linears
-        return reference.feed_experts(hidden, weights, chosen, gate_ups, downs)
+        return reference.feed_experts(hidden, weights, chosen, gate_ups, downs, self.spec.clamp)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +148,30 @@ class Joined:
             part.copy_(value)
 
 
+@dataclass(frozen=True, slots=True)
+class Stacked:
+    """A destination: all experts' weights or biases in one tensor, outputs in the last dimension.
+
+    There the outputs of `num_parts` matrices alternate, which here follow one after the other.
+    """
+
+    values: Tensor  # [E, N, K] or [E, N]
+    num_parts: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the tensor."""
+        num_experts, num_outputs, *inputs = self.values.shape
+        return num_experts, *inputs, num_outputs
+
+    def copy_(self, values: Tensor) -> None:
+        """Fills them with float numbers of any type and device."""
+        shape = self.num_parts, -1
+        for to, given in zip(self.values, values, strict=True):
+            outputs = given.to(to.device).movedim(-1, 0).unflatten(0, shape[::-1])
+            to.unflatten(0, shape).copy_(outputs.transpose(0, 1))
+
+
 class _Stack:
     """A linear layer of each expert."""
 
@@ -141,19 +181,42 @@ class _Stack:
         shape: tuple[int, int],
         dtype: torch.dtype,
         device: torch.device,
+        has_bias: bool,
         *,
         is_empty: bool,
     ) -> None:
         outputs, inputs = shape
+        self._bias: Tensor | None = None  # [E, N]
+        if has_bias:
+            self._bias = torch.empty((num_experts, outputs), dtype=dtype, device=device)
         self._values: Tensor | None = None  # [E, N, K]; None: each layer has its own weight
         if is_empty:
             self.linears = [
                 Linear.empty(inputs, outputs, bias=False, dtype=dtype, device=device)
                 for _ in range(num_experts)
             ]
+            self._share_bias()
             return
         self._values = torch.empty((num_experts, outputs, inputs), dtype=dtype, device=device)
         self.linears = [Linear(weight) for weight in self._values]
+        self._share_bias()
+
+    def _share_bias(self) -> None:
+        for index, linear in enumerate(self.linears):
+            linear.bias = None if self._bias is None else self._bias[index]
+
+    def destinations(self, name: str, num_parts: int) -> Destinations:
+        """Of a checkpoint with one tensor for all experts, in which outputs of parts alternate."""
+        if self._values is None:
+            raise ValueError(f"{name}: is read as float numbers alone")
+        yield name, Stacked(self._values, num_parts)
+        if self._bias is not None:
+            yield f"{name}_bias", Stacked(self._bias, num_parts)
+
+    def drop_bias(self) -> None:
+        """Drops the biases."""
+        self._bias = None
+        self._share_bias()
 
     def pack(self) -> None:
         """Moves the weights to the device's layout."""
@@ -164,6 +227,9 @@ class _Stack:
 
     def stacked(self) -> ExpertWeights:
         """Gives away the weights; in 8 bits, if all are so and the device can widen them."""
+        return replace(self._stacked(), bias=self._bias)
+
+    def _stacked(self) -> ExpertWeights:
         if self._values is not None:
             return ExpertWeights(self._values)
         stored = [linear.take_narrow() for linear in self.linears]

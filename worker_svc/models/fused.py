@@ -88,6 +88,7 @@ class FusedLayer:
     feed: FusedMlp | FusedExperts
     # [hidden] of attention, and of what feeds forward
     output_norms: tuple[Tensor | None, Tensor | None] = (None, None)
+    sinks: Tensor | None = None  # [H], where the kind has them
 
     @classmethod
     def of(
@@ -108,7 +109,16 @@ class FusedLayer:
         else:
             fused_feed = FusedExperts.of(post_norm, feed)
         norms = _weight(output_norms[0]), _weight(output_norms[1])
-        return cls(kind, normed_qkv, cos_sin, attention.qk_norms, gemm_of(o), fused_feed, norms)
+        return cls(
+            kind,
+            normed_qkv,
+            cos_sin,
+            attention.qk_norms,
+            gemm_of(o),
+            fused_feed,
+            norms,
+            attention.sinks,
+        )
 
     @property
     def is_usual(self) -> bool:
@@ -497,7 +507,8 @@ class FusedDecoder:
         return None if reader.norms(num_rows) else reader.norm
 
     def _attend(self, index: int, q: Tensor, kv_cache: KVCache, batch: AttentionBatch) -> Tensor:
-        call = AttentionCall(q, kv_cache.of_layer(index), batch, self._layers[index].kind)
+        layer, kv = self._layers[index], kv_cache.of_layer(index)
+        call = AttentionCall(q, kv, batch, layer.kind, sinks=layer.sinks)
         return self._attends_by[index].attend(call)
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from kernels.experts import few_rows
+from kernels.experts.clamp import Clamp
 from kernels.experts.grouped_linear import combined, grouped_linear
 from kernels.experts.router import Router, route
 from kernels.experts.weights import ExpertWeights
@@ -25,6 +26,7 @@ class FusedExperts:
     router: Router
     gate_up: ExpertWeights  # [E, 2I, h]
     down: ExpertWeights  # [E, h, I]
+    clamp: Clamp | None = None  # of gate and up; None: silu(gate) * up
 
     @classmethod
     def of(cls, norm: RMSNorm, experts: Experts) -> "FusedExperts":
@@ -39,8 +41,9 @@ class FusedExperts:
             rule.scale,
             0 if shared is None else shared.count,
             shared is not None and shared.is_gated,
+            experts.logit_bias,
         )
-        return cls(norm.weight, router, *experts.stacked())
+        return cls(norm.weight, router, *experts.stacked(), experts.spec.clamp)
 
     def norms(self, num_rows: int) -> bool:
         """False: a norm that is already computed is read."""
@@ -53,7 +56,7 @@ class FusedExperts:
         norm = None if is_normed else self.norm
         normed, routing = route(x, self.router, norm, eps)
         if few_rows.pays(len(x), self.gate_up):
-            inner = few_rows.gated(normed, self.gate_up, routing)
+            inner = few_rows.gated(normed, self.gate_up, routing, self.clamp)
             return few_rows.summed(inner, self.down, routing, residual)
-        inner = grouped_linear(normed, self.gate_up, routing, gated=True)
+        inner = grouped_linear(normed, self.gate_up, routing, gated=True, clamp=self.clamp)
         return combined(grouped_linear(inner, self.down, routing), routing, residual)

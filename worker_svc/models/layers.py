@@ -90,6 +90,9 @@ class Attention:
             device=device,
         )
         self._o = Linear.empty(q_size, hidden, bias=spec.o_bias, dtype=dtype, device=device)
+        self.sinks: Tensor | None = None  # [H]
+        if spec.has_sinks:
+            self.sinks = torch.empty(spec.num_heads, dtype=dtype, device=device)
         self._norms: tuple[Tensor, Tensor] | None = None
         self._qk_norm: Tensor | None = None
         if spec.qk_norm:
@@ -103,6 +106,8 @@ class Attention:
     def destinations(self, prefix: str) -> Destinations:
         yield from parts(prefix, self._sizes, self._qkv)
         yield from whole(f"{prefix}.o_proj", self._o)
+        if self.sinks is not None:
+            yield f"{prefix}.sinks", self.sinks
         if self._norms is not None:
             # The checkpoint has one row for all heads; pack() copies it to the others.
             yield f"{prefix}.q_norm.weight", self._norms[0][0]
@@ -140,7 +145,7 @@ class Attention:
 
     def __call__(self, hidden: Tensor, step: AttentionStep, layer: int) -> Tensor:
         qkv = self._qkv(hidden)  # [T, (H + 2 Hkv) D]
-        return self._o(step(qkv, self._qk_norm, self._eps, layer))
+        return self._o(step(qkv, self._qk_norm, self._eps, layer, self.sinks))
 
 
 class MLP:

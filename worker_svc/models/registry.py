@@ -14,6 +14,7 @@ BUILT_IN = {  # the file of each architecture in `families`
     "Dots1ForCausalLM": "dots1",
     "Gemma2ForCausalLM": "gemma2",
     "Gemma3ForCausalLM": "gemma3",
+    "GptOssForCausalLM": "gpt_oss",
     "LlamaForCausalLM": "llama",
     "MistralForCausalLM": "mistral",
     "MixtralForCausalLM": "mixtral",

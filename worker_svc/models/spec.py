@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from kernels.attention_kind import AttentionKind
+from kernels.experts.clamp import Clamp
 from worker_svc.attention.batch import HeadLayout
 from worker_svc.models.rope import RotaryConfig, YarnScaling
 from worker_svc.quantization.scheme import Quantization
@@ -32,11 +33,13 @@ class AttentionSpec:
     qk_norm: bool = False  # of the queries and keys of each head, before the rotation
     scale: float | None = None  # of the scores; None: that of the head size
     softcap: float | None = None  # of the scores; None: they stay
+    has_sinks: bool = False  # each head has a score that takes its share, and has no value
 
     def kind(self, max_model_len: int) -> AttentionKind:
         """The way in which it attends in contexts of up to this length."""
         scale = self.heads.scale if self.scale is None else self.scale
-        return AttentionKind(scale, self.window, softcap=self.softcap).within(max_model_len)
+        kind = AttentionKind(scale, self.window, softcap=self.softcap, has_sinks=self.has_sinks)
+        return kind.within(max_model_len)
 
     @property
     def heads(self) -> HeadLayout:
@@ -69,6 +72,7 @@ class RouterSpec:
     renormalizes: bool  # True: the weights of a token's experts are divided by their sum
     is_sigmoid: bool = False  # scores are sigmoids of the logits; else a softmax
     has_bias: bool = False  # scores are chosen with a bias, which weights do not have
+    has_logit_bias: bool = False  # the logits have a bias
     scale: float = 1.0  # of the weights
 
 
@@ -82,11 +86,13 @@ class SharedSpec:
 
 @dataclass(frozen=True, slots=True)
 class MoeSpec:
-    """Experts, which are MLPs without biases, and a router that chooses some for each token."""
+    """Experts, which are MLPs, and a router that chooses some for each token."""
 
     router: RouterSpec
     intermediate_size: int  # of each expert
     shared: SharedSpec | None = None
+    bias: bool = False  # of both products of an expert
+    clamp: Clamp | None = None  # of gate and up; None: silu(gate) * up
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +133,15 @@ DIVIDED = {
     "up_proj.weight": 0,
     "up_proj.bias": 0,
     "down_proj.weight": 1,
+    "self_attn.sinks": 0,
+    # Of all experts in one tensor; those in MXFP4 have rows of outputs.
+    "experts.gate_up_proj": 2,
+    "experts.gate_up_proj_bias": 1,
+    "experts.gate_up_proj_blocks": 1,
+    "experts.gate_up_proj_scales": 1,
+    "experts.down_proj": 1,
+    "experts.down_proj_blocks": 2,
+    "experts.down_proj_scales": 2,
 }
 
 
@@ -148,13 +163,18 @@ class TensorNames:
     mlp: str = "mlp"
     # In a layer's mlp, if it has experts:
     router: str = "gate"
-    router_bias: str = "gate.e_score_correction_bias"
+    router_bias: str = "gate.e_score_correction_bias"  # that experts are chosen with
+    logit_bias: str = "gate.bias"
     shared_expert: str = "shared_expert"
     shared_gate: str = "shared_expert_gate"
     experts: str = "experts"  # followed by the expert's index
     expert_gate: str = "gate_proj"
     expert_up: str = "up_proj"
     expert_down: str = "down_proj"
+    # True: one tensor has a weight of all experts, [E, inputs, outputs], where outputs of gate and
+    # up alternate.
+    stacks_experts: bool = False
+    expert_gate_up: str = "gate_up_proj"
     # In a layer that norms outputs:
     attention_output_norm: str = "post_attention_layernorm"
     mlp_output_norm: str = "post_feedforward_layernorm"

@@ -105,6 +105,10 @@ class Clock:
         size = (num_blocks, limits.block_size, 2, heads.num_kv_heads, heads.head_dim)
         cache = torch.empty(size, dtype=dtype, device=device).normal_(generator=self._random)
         self._kv = LayerKv.of(cache.flatten(0, 1), limits.block_size)
+        self._sinks: Tensor | None = None  # [H], where the kind has them
+        if kind.has_sinks:
+            sinks = torch.empty(heads.num_heads, dtype=dtype, device=device)
+            self._sinks = sinks.normal_(generator=self._random)
 
     @torch.inference_mode()
     def measure(self, backend: Backend) -> list[AttentionTiming]:
@@ -137,7 +141,7 @@ class Clock:
     ) -> Callable[[], Tensor]:
         """Returns the backend's call after checking it. Raises Unfit if its result is wrong."""
         q, batch = self._inputs(sequences)
-        call = AttentionCall(q, self._kv, batch, self._kind)
+        call = AttentionCall(q, self._kv, batch, self._kind, sinks=self._sinks)
 
         def attend(by: Backend = backend) -> Tensor:
             return by.decode(call) if kind == "decode" else by.prefill(call)

@@ -1,5 +1,7 @@
 """Products with the weights of experts, for a few rows and by groups, against their meaning."""
 
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -9,6 +11,7 @@ from torch import Tensor
 
 from kernels import reference
 from kernels.experts import few_rows, grouped_linear, router
+from kernels.experts.clamp import Clamp
 from kernels.experts.grouped_linear import combined
 from kernels.experts.router import Routing
 from kernels.experts.weights import ExpertWeights
@@ -33,6 +36,13 @@ def numbers(weights: ExpertWeights) -> Tensor:
         return values
     group = weights.group or values.shape[2]
     return values * scales.repeat_interleave(group, 2)[..., : values.shape[2]]
+
+
+def layers(weights: ExpertWeights) -> list[Callable[[Tensor], Tensor]]:
+    """The product of each expert, in float32."""
+    biases = [None] * len(weights.values) if weights.bias is None else weights.bias.float()
+    pairs = zip(numbers(weights), biases, strict=True)
+    return [partial(F.linear, weight=weight, bias=bias) for weight, bias in pairs]
 
 
 def in_8_bits(weights: ExpertWeights, group: int | None) -> ExpertWeights:
@@ -65,6 +75,7 @@ class Case:
         self.x, self.residual = normal(rows, hidden), normal(rows, hidden)
         self.gate_up = ExpertWeights(normal(experts, 2 * inner, hidden) * hidden**-0.5)
         self.down = ExpertWeights(normal(experts, hidden, inner) * inner**-0.5)
+        self.clamp: Clamp | None = None
         self.router = normal(experts, hidden) * hidden**-0.5 * spread
         _, self.routing = router.route(self.x, router.Router(self.router, top_k, True), None, 0.0)
 
@@ -74,19 +85,22 @@ class Case:
             self.x.float(),
             self.routing.weights,
             self.routing.experts.long(),
-            [partial(F.linear, weight=each) for each in numbers(self.gate_up)],
-            [partial(F.linear, weight=each) for each in numbers(self.down)],
+            layers(self.gate_up),
+            layers(self.down),
+            self.clamp,
         )
         return y if residual is None else y + residual.float()
 
     def by_groups(self, residual: Tensor | None) -> Tensor:
         routing = self.routing
-        inner = grouped_linear.grouped_linear(self.x, self.gate_up, routing, gated=True)
+        inner = grouped_linear.grouped_linear(
+            self.x, self.gate_up, routing, gated=True, clamp=self.clamp
+        )
         y = grouped_linear.grouped_linear(inner, self.down, routing)
         return combined(y, routing, residual)
 
     def by_pairs(self, residual: Tensor | None) -> Tensor:
-        inner = few_rows.gated(self.x, self.gate_up, self.routing)
+        inner = few_rows.gated(self.x, self.gate_up, self.routing, self.clamp)
         return few_rows.summed(inner, self.down, self.routing, residual)
 
 
@@ -118,6 +132,25 @@ def test_weights_in_8_bits_are_the_numbers_that_they_stand_for(
     case = Case((rows, 160, 96, 4, 2), dtype, device)
     case.gate_up, case.down = in_8_bits(case.gate_up, group), in_8_bits(case.down, group)
     assert_close(getattr(case, way)(case.residual), case.expected(case.residual))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("limit", [None, 0.7])
+@pytest.mark.parametrize(("way", "rows"), [("by_groups", 9), ("by_pairs", 2)])
+def test_experts_may_have_biases_and_clamp(way, rows, limit, dtype, device, assert_close):
+    case = Case((rows, 72, 40, 4, 2), dtype, device)
+    case.clamp = None if limit is None else Clamp(limit, 1.702)
+    generator = torch.Generator().manual_seed(3)
+    for name in ("gate_up", "down"):
+        weights = getattr(case, name)
+        bias = torch.randn(weights.values.shape[:2], generator=generator).to(weights.values)
+        setattr(case, name, replace(weights, bias=bias))
+    assert_close(getattr(case, way)(case.residual), case.expected(case.residual))
+
+
+def test_a_bias_of_another_size_is_refused_by_name():
+    with pytest.raises(ValueError, match=r"bias must be \(2, 8\), got \(2, 4\)"):
+        ExpertWeights(torch.randn(2, 8, 16), bias=torch.randn(2, 4))
 
 
 def test_groups_that_are_no_tiles_are_not_stacked():

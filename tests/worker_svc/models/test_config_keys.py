@@ -51,8 +51,9 @@ R1_DISTILL_QWEN = {
     "use_mrope": False,
     "use_sliding_window": False,
 }
-# Those of windows by default, softcaps and another activation have tests of their own (test_gemma).
-USUAL = [name for name in BUILT_IN if not name.startswith("Gemma")]
+# Those of windows by default, softcaps and another activation have tests of their own (test_gemma,
+# test_gpt_oss).
+USUAL = [name for name in BUILT_IN if not name.startswith(("Gemma", "GptOss"))]
 WITHOUT_EXPERTS = [name for name in USUAL if "num_experts_per_tok" not in find(name).keys]
 
 

@@ -17,6 +17,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "mixtral": ("mixtral", {}),
     "qwen2_moe": ("qwen2_moe", {}),
     "dots1": ("dots1", {}),
+    "gpt_oss": ("gpt_oss", {}),
     "qwen3_moe": ("qwen3_moe", {"norm_topk_prob": True}),  # the first layer has one MLP
     "qwen3_moe_no_renorm": ("qwen3_moe", {"norm_topk_prob": False}),
 }

@@ -10,6 +10,8 @@ from torch import Tensor
 from transformers import (
     Dots1Config,
     Dots1ForCausalLM,
+    GptOssConfig,
+    GptOssForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
@@ -87,6 +89,7 @@ MISTRAL: Family = (MistralConfig, MistralForCausalLM)
 QWEN2: Family = (Qwen2Config, Qwen2ForCausalLM)
 QWEN3: Family = (Qwen3Config, Qwen3ForCausalLM)
 DOTS1: Family = (Dots1Config, Dots1ForCausalLM)
+GPT_OSS: Family = (GptOssConfig, GptOssForCausalLM)
 QWEN2_MOE: Family = (Qwen2MoeConfig, Qwen2MoeForCausalLM)
 QWEN3_MOE: Family = (Qwen3MoeConfig, Qwen3MoeForCausalLM)
 MIXTRAL: Family = (MixtralConfig, MixtralForCausalLM)
@@ -172,6 +175,19 @@ CHECKPOINTS: dict[str, tuple[Family, dict[str, Any]]] = {
     "mixtral": (
         MIXTRAL,
         {"num_key_value_heads": 2, "num_local_experts": 4, "num_experts_per_tok": 2},
+    ),
+    "gpt-oss": (  # a window and full attention, YaRN without truncation
+        GPT_OSS,
+        NO_IDS
+        | {"num_key_value_heads": 2, "head_dim": 12, "sliding_window": 9}
+        | {"num_local_experts": 5, "num_experts_per_tok": 3},
+    ),
+    "gpt-oss-clamped": (  # by limits that count
+        GPT_OSS,
+        NO_IDS
+        | {"num_key_value_heads": 1, "head_dim": 24, "sliding_window": 17, "swiglu_alpha": 1.2}
+        | {"num_local_experts": 3, "num_experts_per_tok": 2, "swiglu_limit": 0.5}
+        | {"attention_bias": False, "rope_parameters": YARN_SCALING},
     ),
     "smollm3": (SMOLLM3, NO_IDS | {"num_key_value_heads": 2, "no_rope_layer_interval": 2}),
     "smollm3-listed": (

@@ -27,6 +27,7 @@ from tests.pace import paced
 from tests.worker_svc.conftest import VOCAB_SIZE, WORKER_CONFIG, make_prompt
 from tests.worker_svc.models.test_models import (
     DOTS1,
+    GPT_OSS,
     MIXTRAL,
     NO_IDS,
     QWEN2_MOE,
@@ -110,6 +111,12 @@ FAMILIES: dict[str, tuple[Family, dict[str, Any]]] = {
         },
     ),
     "mixtral": (MIXTRAL, {"num_key_value_heads": 2, "num_local_experts": 4}),
+    "gpt-oss": (
+        GPT_OSS,
+        NO_IDS
+        | {"num_key_value_heads": 2, "head_dim": 16, "sliding_window": 9}
+        | {"num_local_experts": 4, "num_experts_per_tok": 2},
+    ),
     "smollm3": (SMOLLM3, NO_IDS | {"num_key_value_heads": 2, "no_rope_layer_interval": 2}),
     "gemma3": (
         (Gemma3TextConfig, Gemma3ForCausalLM),

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.worker_svc.conftest import make_prompt
-from tests.worker_svc.models.test_models import DOTS1, MIXTRAL, QWEN2_MOE, QWEN3_MOE
+from tests.worker_svc.models.test_models import DOTS1, GPT_OSS, MIXTRAL, QWEN2_MOE, QWEN3_MOE
 from tests.worker_svc.random_models import Family, save_random_model
 from tests.worker_svc.runner.interpreted import (
     LIMITS,
@@ -44,6 +44,10 @@ FAMILIES: dict[str, tuple[Family, dict[str, Any]]] = {
             "num_experts_per_tok": 2,
             "routed_scaling_factor": 1.5,
         },
+    ),
+    "biases and sinks": (
+        GPT_OSS,
+        {"num_local_experts": 5, "num_experts_per_tok": 2, "sliding_window": 12},
     ),
     "mixtral": (MIXTRAL, {"num_local_experts": 3, "num_experts_per_tok": 2}),
 }
