@@ -19,6 +19,7 @@ from worker_svc.models.families.family import Family
 from worker_svc.models.spec import ModelSpec, MoeSpec, UnsupportedModel
 from worker_svc.quantization import registry as quantizations
 from worker_svc.quantization.gguf import GgufTypes
+from worker_svc.quantization.mxfp4 import Mxfp4
 from worker_svc.quantization.registry import serves_experts
 from worker_svc.quantization.scheme import Quantization, Scheme, UnsupportedQuantization
 
@@ -46,7 +47,9 @@ def load(folder: Path, ignored_keys: Collection[str] = (), quantization: str = "
     values = raw if architecture == family.architecture else _nested(raw)
     spec = _decoder(ConfigJson(architecture, values, ignored_keys), family)
     found = _quantization(folder, values, quantization, ignored_keys)
-    if found is not None and not all(map(serves_experts, _expert_schemes(spec, found))):
+    if isinstance(found, Mxfp4):
+        _check_mxfp4(spec)
+    elif found is not None and not all(map(serves_experts, _expert_schemes(spec, found))):
         raise UnsupportedModel(
             f"quantization: {found.label} is not supported for the experts of {architecture}, only "
             "8-bit floats are"
@@ -57,6 +60,12 @@ def load(folder: Path, ignored_keys: Collection[str] = (), quantization: str = "
         eos_token_ids=eos_token_ids(values, defaults, spec.vocab_size),
         quantization=found,
     )
+
+
+def _check_mxfp4(spec: ModelSpec) -> None:
+    """Raises UnsupportedModel unless all layers have experts that MXFP4 is read for."""
+    if not spec.names.stacks_experts:
+        raise UnsupportedModel(f"quantization: mxfp4 is not supported for {spec.architecture}")
 
 
 def _expert_schemes(spec: ModelSpec, quantization: Quantization) -> Iterator[Scheme]:

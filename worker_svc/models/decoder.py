@@ -33,6 +33,7 @@ from worker_svc.models.sharding import Sharding
 from worker_svc.models.spec import LayerSpec, MlpSpec, ModelSpec, TensorNames
 from worker_svc.parallel.group import ALONE, Group
 from worker_svc.parallel.vocab_part import VocabPart
+from worker_svc.quantization.mxfp4 import Mxfp4
 from worker_svc.quantization.online import head_rounding
 
 if TYPE_CHECKING:
@@ -58,8 +59,11 @@ class DecoderLayer:
         if isinstance(spec.feed, MlpSpec):
             self.feed = MLP(size, spec.feed, dtype, device)
         else:
-            is_quantized = model.quantization is not None
-            self.feed = Experts(size, spec.feed, dtype, device, is_quantized=is_quantized)
+            is_mxfp4 = isinstance(model.quantization, Mxfp4)
+            is_quantized = model.quantization is not None and not is_mxfp4
+            self.feed = Experts(
+                size, spec.feed, dtype, device, is_quantized=is_quantized, is_mxfp4=is_mxfp4
+            )
         # Of attention, and of what feeds forward.
         self.output_norms: tuple[RMSNorm, RMSNorm] | tuple[None, None] = None, None
         if spec.norms_outputs:

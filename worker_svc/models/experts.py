@@ -18,7 +18,9 @@ from kernels.experts.weights import ExpertWeights, serves_float8
 from kernels.quantized.scaled import ScaledWeight
 from worker_svc.models.layers import Destinations, parts, whole
 from worker_svc.models.linear import Linear, WeightRows
-from worker_svc.models.spec import MoeSpec, TensorNames
+from worker_svc.models.mxfp4_experts import BLOCKS, SCALES, Mxfp4Experts, Mxfp4Tensor
+from worker_svc.models.spec import MoeSpec, TensorNames, UnsupportedModel
+from worker_svc.quantization.mxfp4 import BLOCK
 
 log = logging.getLogger(__name__)
 
@@ -34,8 +36,18 @@ class Experts:
         device: torch.device,
         *,
         is_quantized: bool = False,
+        is_mxfp4: bool = False,
     ) -> None:
-        """The experts of a quantized model take no memory before they are filled."""
+        """The experts of a quantized model take no memory before they are filled.
+
+        With `is_mxfp4` the checkpoint has codes and scales in place of their numbers.
+        """
+        if is_mxfp4 and spec.intermediate_size % BLOCK + hidden % BLOCK:
+            raise UnsupportedModel(
+                f"quantization: mxfp4 has blocks of {BLOCK} inputs, which do not divide the "
+                f"{hidden} and {spec.intermediate_size} of a rank's experts"
+            )
+        self._is_mxfp4 = is_mxfp4
         self.spec, self._inner = spec, spec.intermediate_size
         num_experts, shared = spec.router.num_experts, spec.shared
         self._gates_shared = shared is not None and shared.is_gated
@@ -66,8 +78,12 @@ class Experts:
             yield f"{prefix}.{names.logit_bias}", self.logit_bias
         if names.stacks_experts:
             experts_prefix = f"{prefix}.{names.experts}"
-            yield from self._gate_up.destinations(f"{experts_prefix}.{names.expert_gate_up}", 2)
-            yield from self._down.destinations(f"{experts_prefix}.{names.expert_down}", 1)
+            for stack, name, num_parts in (
+                (self._gate_up, names.expert_gate_up, 2),
+                (self._down, names.expert_down, 1),
+            ):
+                full = f"{experts_prefix}.{name}"
+                yield from stack.destinations(full, num_parts, is_mxfp4=self._is_mxfp4)
             return
         sizes = {names.expert_gate: self._inner, names.expert_up: self._inner}
         experts = list(zip(self._gate_up.linears, self._down.linears, strict=True))
@@ -205,11 +221,16 @@ class _Stack:
         for index, linear in enumerate(self.linears):
             linear.bias = None if self._bias is None else self._bias[index]
 
-    def destinations(self, name: str, num_parts: int) -> Destinations:
+    def destinations(self, name: str, num_parts: int, *, is_mxfp4: bool) -> Destinations:
         """Of a checkpoint with one tensor for all experts, in which outputs of parts alternate."""
         if self._values is None:
             raise ValueError(f"{name}: is read as float numbers alone")
-        yield name, Stacked(self._values, num_parts)
+        if is_mxfp4:
+            experts = Mxfp4Experts(name, self._values, num_parts)
+            for ending in (BLOCKS, SCALES):
+                yield f"{name}_{ending}", Mxfp4Tensor(experts, ending)
+        else:
+            yield name, Stacked(self._values, num_parts)
         if self._bias is not None:
             yield f"{name}_bias", Stacked(self._bias, num_parts)
 

@@ -9,6 +9,7 @@ from worker_svc.quantization.compressed import Compressed
 from worker_svc.quantization.float8 import Float8, Float8Scheme
 from worker_svc.quantization.gptq import Gptq
 from worker_svc.quantization.keys import WHERE, UnknownSetting, without
+from worker_svc.quantization.mxfp4 import Mxfp4
 from worker_svc.quantization.online import ONLINE, RoundedFloat8
 from worker_svc.quantization.scheme import (
     PLAIN,
@@ -26,6 +27,7 @@ METHODS: dict[str, Reader] = {
     "compressed-tensors": Compressed.of,
     "fp8": Float8.of,
     "gptq": Gptq.of,
+    "mxfp4": Mxfp4.of,
 }
 
 

@@ -42,12 +42,12 @@ def test_what_is_served_is_named(name: str) -> None:
     assert found is not None and found.label.startswith(FORMATS[name].config["quant_method"])
 
 
-@pytest.mark.parametrize("method", ["bitsandbytes", "mxfp4", "modelopt", "hqq", None, 4, ["gptq"]])
+@pytest.mark.parametrize("method", ["bitsandbytes", "nvfp4", "modelopt", "hqq", None, 4, ["gptq"]])
 def test_other_methods_are_refused_with_a_list_of_these(method: object) -> None:
     with pytest.raises(UnsupportedQuantization) as refused:
         registry.of_checkpoint({"quant_method": method, "load_in_4bit": True})
     assert f"quant_method: {method!r} is not supported" in str(refused.value)
-    assert "awq, compressed-tensors, fp8, gptq" in str(refused.value)
+    assert "awq, compressed-tensors, fp8, gptq, mxfp4" in str(refused.value)
 
 
 @pytest.mark.parametrize(

@@ -11,11 +11,13 @@ import torch
 from torch import Tensor
 
 from worker_svc.models.linear import WeightRows
+from worker_svc.models.mxfp4_experts import SCALES, Mxfp4Tensor
 from worker_svc.models.stored.quantized import EMBEDDING, END, ShareOf, StoredPart, cut_of
 from worker_svc.models.weights import Destination, Share
 from worker_svc.quantization.scheme import PLAIN, Quantization, RankCut, UnsupportedQuantization
 
 STANDARD_DEVIATION = 0.02
+_SCALE = 127 - 7  # the exponent -7 of experts in MXFP4
 
 
 def fill(
@@ -34,6 +36,9 @@ def fill(
     for name, destination in destinations.items():
         own = share(name)
         part = 0 if own is None else own.index
+        if isinstance(destination, Mxfp4Tensor):
+            destination.copy_(_codes(name, destination, device, part))
+            continue
         numbers = values(name, destination.shape, dtype, device, part)
         is_linear = isinstance(destination, WeightRows) and name != embedding
         if quantization is None or not is_linear:
@@ -55,6 +60,18 @@ def values(
     generator = torch.Generator(device).manual_seed(seed)
     numbers = torch.empty(shape, dtype=dtype, device=device)
     return numbers.normal_(0.0, STANDARD_DEVIATION, generator=generator)
+
+
+def _codes(name: str, to: Mxfp4Tensor, device: torch.device, part: int) -> Tensor:
+    """Codes of experts, all as likely, or the scale with which their deviation is about the same.
+
+    The root of the mean square of the numbers of all codes is 2.9.
+    """
+    if to.ending == SCALES:
+        return torch.full(to.shape, _SCALE, dtype=torch.uint8, device=device)
+    generator = torch.Generator(device).manual_seed(zlib.crc32(f"{name}/{part}".encode()))
+    numbers = torch.empty(to.shape, dtype=torch.uint8, device=device)
+    return numbers.random_(0, 256, generator=generator)
 
 
 def _round(

@@ -1,0 +1,68 @@
+"""Experts of a checkpoint in MXFP4: their codes and scales, which become float numbers.
+
+Codes and scales are two tensors, which may lie in two files: the first waits for the second.
+"""
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from worker_svc.models.stored.weight_files import WeightError
+from worker_svc.quantization.mxfp4 import BLOCK, widened
+from worker_svc.quantization.scheme import DamagedWeight
+
+BLOCKS, SCALES = "blocks", "scales"
+
+
+class DamagedExperts(WeightError):
+    """Tensors of experts in MXFP4 have a type or values that they cannot have."""
+
+
+@dataclass(slots=True)
+class Mxfp4Experts:
+    """The weights of all experts, to be filled from two tensors of the name's endings."""
+
+    name: str
+    values: Tensor  # [E, N, K]
+    num_parts: int  # the outputs of so many matrices alternate in the checkpoint
+    _found: dict[str, Tensor] = field(default_factory=dict)
+
+    def put(self, ending: str, tensor: Tensor) -> None:
+        """Takes one of the tensors; fills the weights with the second. Raises DamagedExperts."""
+        if tensor.dtype != torch.uint8:
+            raise DamagedExperts(f"{self.name}_{ending}: is of {tensor.dtype}, not torch.uint8")
+        self._found[ending] = tensor
+        if len(self._found) == 2:
+            self._fill(self._found[BLOCKS], self._found[SCALES])
+            self._found.clear()
+
+    def _fill(self, blocks: Tensor, scales: Tensor) -> None:
+        device, dtype = self.values.device, self.values.dtype
+        inputs = self.values.shape[2]
+        for to, codes, exponents in zip(self.values, blocks, scales, strict=True):
+            try:
+                numbers = widened(codes.to(device), exponents.to(device), dtype)  # [N, K]
+            except DamagedWeight as error:
+                raise DamagedExperts(f"{self.name}_{error}") from None
+            outputs = numbers.view(-1, self.num_parts, inputs).transpose(0, 1)
+            to.view(self.num_parts, -1, inputs).copy_(outputs)
+
+
+@dataclass(frozen=True, slots=True)
+class Mxfp4Tensor:
+    """A destination: codes or scales of all experts."""
+
+    experts: Mxfp4Experts
+    ending: str  # BLOCKS or SCALES
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the tensor."""
+        num_experts, num_outputs, num_inputs = self.experts.values.shape
+        by_block = num_experts, num_outputs, num_inputs // BLOCK
+        return (*by_block, BLOCK // 2) if self.ending == BLOCKS else by_block
+
+    def copy_(self, values: Tensor) -> None:
+        """Takes the tensor. Raises DamagedExperts."""
+        self.experts.put(self.ending, values)
