@@ -15,6 +15,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.experts.activation import gate_and_mul
 from kernels.experts.clamp import Clamp
+from kernels.experts.mxfp4 import first_columns, high_numbers, low_numbers
 from kernels.experts.router import Routing
 from kernels.experts.weights import ExpertWeights
 from kernels.pdl import has_pdl, launch_options
@@ -36,11 +37,11 @@ def gated(
 ) -> torch.Tensor:
     """silu(gate) * up of each pair, or the activation of `clamp`: [T * per_row, I]."""
     gate_up.check(x)
-    _, width, hidden = gate_up.values.shape
+    _, width, hidden = gate_up.shape
     inner = width // 2
     out = x.new_empty((routing.num_pairs, inner))
     block_k = gate_up.block_k(_block_k(hidden))
-    block_n = max(1, min(32, _GATED_TILE // block_k))
+    block_n = max(1, min(32, _GATED_TILE * (1 + gate_up.is_mxfp4) // block_k))
     _gated_kernel[(triton.cdiv(inner, block_n), routing.num_pairs)](
         x, gate_up.values, gate_up.scales, gate_up.bias, routing.experts, out, x.stride(0),
         N=inner,
@@ -50,7 +51,8 @@ def gated(
         PER_ROW=routing.per_row,
         BLOCK_N=block_n,
         BLOCK_K=block_k,
-        IS_FP8=gate_up.scales is not None,
+        IS_FP8=gate_up.scales is not None and not gate_up.is_mxfp4,
+        IS_FP4=gate_up.is_mxfp4,
         HAS_BIAS=gate_up.bias is not None,
         LIMIT=0.0 if clamp is None else clamp.limit,
         ALPHA=1.0 if clamp is None else clamp.alpha,
@@ -66,12 +68,12 @@ def summed(
 ) -> torch.Tensor:
     """The weighted sum over each row's pairs x [T * per_row, I], plus the residual: [T, h]."""
     down.check(x)
-    _, hidden, inner = down.values.shape
+    _, hidden, inner = down.shape
     num_rows = len(routing.experts)
     out = x.new_empty((num_rows, hidden))
     block_k = down.block_k(_block_k(inner))
     tile = _SUMMED_TILE_OF_ONE_ROW if num_rows == 1 else _SUMMED_TILE
-    block_n = max(1, min(16, tile // block_k))
+    block_n = max(1, min(16, tile * (1 + down.is_mxfp4) // block_k))
     _summed_kernel[(triton.cdiv(hidden, block_n), num_rows)](
         x, down.values, down.scales, down.bias, routing.experts, routing.weights, residual, out,
         N=hidden,
@@ -82,7 +84,8 @@ def summed(
         BLOCK_N=block_n,
         BLOCK_K=block_k,
         HAS_RESIDUAL=residual is not None,
-        IS_FP8=down.scales is not None,
+        IS_FP8=down.scales is not None and not down.is_mxfp4,
+        IS_FP4=down.is_mxfp4,
         HAS_BIAS=down.bias is not None,
         PDL=has_pdl(x),
         num_warps=4,
@@ -114,6 +117,7 @@ def _gated_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     IS_FP8: tl.constexpr,
+    IS_FP4: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     LIMIT: tl.constexpr,  # 0: the activation is SiLU
     ALPHA: tl.constexpr,
@@ -127,25 +131,44 @@ def _gated_kernel(
         gdc_launch_dependents()
         gdc_wait()
     expert = tl.load(experts_ptr + pair).to(tl.int64)
-    gate_ptr = weight_ptr + expert * (2 * N * K) + n[:, None] * K + k[None, :]
-    if IS_FP8:
-        s_ptr = scales_ptr + (expert * (2 * N) + n) * GROUPS
     x_row = x_ptr + (pair // PER_ROW).to(tl.int64) * stride_x
-    acc = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
-    acc_up = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
-    for k0 in tl.static_range(0, K, BLOCK_K):
-        inside = is_n[:, None] & (k0 + k < K)[None, :]
-        w = tl.load(gate_ptr + k0, mask=inside, other=0.0)
-        u = tl.load(gate_ptr + N * K + k0, mask=inside, other=0.0)
-        x = tl.load(x_row + k0 + k, mask=k0 + k < K, other=0.0).to(tl.float32)
-        gate = w.to(tl.float32) * x[None, :]
-        up = u.to(tl.float32) * x[None, :]
-        if GROUPS > 1:
-            group = k0 // BLOCK_K // STEPS_OF_A_GROUP
-            gate *= tl.load(s_ptr + group, mask=is_n, other=0.0)[:, None]
-            up *= tl.load(s_ptr + N * GROUPS + group, mask=is_n, other=0.0)[:, None]
-        acc += gate
-        acc_up += up
+    if IS_FP4:
+        acc = tl.zeros([BLOCK_N, BLOCK_K // 2], tl.float32)
+        acc_up = tl.zeros([BLOCK_N, BLOCK_K // 2], tl.float32)
+        byte, column = tl.arange(0, BLOCK_K // 2), first_columns(BLOCK_K)
+        w_row = weight_ptr + (expert * (2 * N) + n[:, None]) * (K // 2) + byte[None, :]
+        s_row = scales_ptr + (expert * (2 * N) + n[:, None]) * (K // 32) + byte[None, :] // 16
+        for k0 in tl.static_range(0, K, BLOCK_K):
+            is_k = k0 + column < K
+            inside = is_n[:, None] & is_k[None, :]
+            w = tl.load(w_row + k0 // 2, mask=inside, other=0)
+            s = tl.load(s_row + k0 // 32, mask=inside, other=0)
+            u = tl.load(w_row + N * (K // 2) + k0 // 2, mask=inside, other=0)
+            t = tl.load(s_row + N * (K // 32) + k0 // 32, mask=inside, other=0)
+            x_low = tl.load(x_row + k0 + column, mask=is_k, other=0.0).to(tl.float32)[None, :]
+            x_high = tl.load(x_row + k0 + column + 16, mask=is_k, other=0.0)
+            x_high = x_high.to(tl.float32)[None, :]
+            acc += low_numbers(w, s) * x_low + high_numbers(w, s) * x_high
+            acc_up += low_numbers(u, t) * x_low + high_numbers(u, t) * x_high
+    else:
+        gate_ptr = weight_ptr + expert * (2 * N * K) + n[:, None] * K + k[None, :]
+        if IS_FP8:
+            s_ptr = scales_ptr + (expert * (2 * N) + n) * GROUPS
+        acc = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
+        acc_up = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
+        for k0 in tl.static_range(0, K, BLOCK_K):
+            inside = is_n[:, None] & (k0 + k < K)[None, :]
+            w = tl.load(gate_ptr + k0, mask=inside, other=0.0)
+            u = tl.load(gate_ptr + N * K + k0, mask=inside, other=0.0)
+            x = tl.load(x_row + k0 + k, mask=k0 + k < K, other=0.0).to(tl.float32)
+            gate = w.to(tl.float32) * x[None, :]
+            up = u.to(tl.float32) * x[None, :]
+            if GROUPS > 1:
+                group = k0 // BLOCK_K // STEPS_OF_A_GROUP
+                gate *= tl.load(s_ptr + group, mask=is_n, other=0.0)[:, None]
+                up *= tl.load(s_ptr + N * GROUPS + group, mask=is_n, other=0.0)[:, None]
+            acc += gate
+            acc_up += up
     gate_sum, up_sum = tl.sum(acc, 1), tl.sum(acc_up, 1)
     if IS_FP8 and GROUPS == 1:
         gate_sum *= tl.load(s_ptr, mask=is_n, other=0.0)
@@ -177,6 +200,7 @@ def _summed_kernel(
     BLOCK_K: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
     IS_FP8: tl.constexpr,
+    IS_FP4: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     PDL: tl.constexpr,
 ) -> None:
@@ -187,25 +211,39 @@ def _summed_kernel(
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
-    acc = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
+    acc = tl.zeros([BLOCK_N, BLOCK_K // (1 + IS_FP4)], tl.float32)
     biases = tl.zeros([BLOCK_N], tl.float32)
     for place in tl.static_range(PER_ROW):
         pair = row * PER_ROW + place
         expert = tl.load(experts_ptr + pair).to(tl.int64)
         share = tl.load(weights_ptr + pair)
-        w_ptr = weight_ptr + expert * (N * K) + n[:, None] * K + k[None, :]
-        if IS_FP8:
-            s_ptr = scales_ptr + (expert * N + n) * GROUPS
         x_row = x_ptr + pair.to(tl.int64) * K
-        for k0 in tl.static_range(0, K, BLOCK_K):
-            is_k = k0 + k < K
-            w = tl.load(w_ptr + k0, mask=is_n[:, None] & is_k[None, :], other=0.0)
-            x = tl.load(x_row + k0 + k, mask=is_k, other=0.0).to(tl.float32) * share
-            y = w.to(tl.float32) * x[None, :]
+        if IS_FP4:
+            byte, column = tl.arange(0, BLOCK_K // 2), first_columns(BLOCK_K)
+            w_row = weight_ptr + (expert * N + n[:, None]) * (K // 2) + byte[None, :]
+            s_row = scales_ptr + (expert * N + n[:, None]) * (K // 32) + byte[None, :] // 16
+            for k0 in tl.static_range(0, K, BLOCK_K):
+                is_k = k0 + column < K
+                inside = is_n[:, None] & is_k[None, :]
+                w = tl.load(w_row + k0 // 2, mask=inside, other=0)
+                s = tl.load(s_row + k0 // 32, mask=inside, other=0)
+                x_low = tl.load(x_row + k0 + column, mask=is_k, other=0.0).to(tl.float32) * share
+                x_high = tl.load(x_row + k0 + column + 16, mask=is_k, other=0.0)
+                x_high = x_high.to(tl.float32) * share
+                acc += low_numbers(w, s) * x_low[None, :] + high_numbers(w, s) * x_high[None, :]
+        else:
+            w_ptr = weight_ptr + expert * (N * K) + n[:, None] * K + k[None, :]
             if IS_FP8:
-                group = k0 // BLOCK_K // STEPS_OF_A_GROUP if GROUPS > 1 else 0
-                y *= tl.load(s_ptr + group, mask=is_n, other=0.0)[:, None]
-            acc += y
+                s_ptr = scales_ptr + (expert * N + n) * GROUPS
+            for k0 in tl.static_range(0, K, BLOCK_K):
+                is_k = k0 + k < K
+                w = tl.load(w_ptr + k0, mask=is_n[:, None] & is_k[None, :], other=0.0)
+                x = tl.load(x_row + k0 + k, mask=is_k, other=0.0).to(tl.float32) * share
+                y = w.to(tl.float32) * x[None, :]
+                if IS_FP8:
+                    group = k0 // BLOCK_K // STEPS_OF_A_GROUP if GROUPS > 1 else 0
+                    y *= tl.load(s_ptr + group, mask=is_n, other=0.0)[:, None]
+                acc += y
         if HAS_BIAS:
             bias = tl.load(bias_ptr + expert * N + n, mask=is_n, other=0.0).to(tl.float32)
             biases += bias * share

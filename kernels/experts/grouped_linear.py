@@ -23,6 +23,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.experts.activation import gate_and_mul
 from kernels.experts.clamp import Clamp
+from kernels.experts.mxfp4 import first_columns, high_numbers, low_numbers
 from kernels.experts.router import Routing
 from kernels.experts.weights import ExpertWeights
 from kernels.pdl import has_pdl, launch_options
@@ -91,17 +92,17 @@ def grouped_linear(
     With `gated` the result is silu(gate) * up, or the activation of `clamp`.
     """
     weight.check(x)
-    num_experts, width, k = weight.values.shape
+    num_experts, width, k = weight.shape
     n, num_rows, num_pairs = width // (1 + gated), len(routing.experts), routing.num_pairs
     if len(x) not in (num_rows, num_pairs):
         raise ValueError(f"{len(x)} rows of x for {num_rows} rows and {num_pairs} pairs")
-    is_fp8 = weight.scales is not None
+    is_fp8 = weight.scales is not None and not weight.is_mxfp4
     config = _config(
         num_rows,
         num_pairs / num_experts,
         gated,
         x.element_size(),
-        is_fp8=is_fp8,
+        is_fp8=weight.scales is not None,
         has_room=_has_room(x),
     )
     out = x.new_empty((num_pairs, n))
@@ -124,6 +125,7 @@ def grouped_linear(
         STAGES=config.num_stages,
         GATED=gated,
         IS_FP8=is_fp8,
+        IS_FP4=weight.is_mxfp4,
         HAS_BIAS=weight.bias is not None,
         LIMIT=0.0 if clamp is None else clamp.limit,
         ALPHA=1.0 if clamp is None else clamp.alpha,
@@ -175,6 +177,7 @@ def _grouped_linear_kernel(
     STAGES: tl.constexpr,
     GATED: tl.constexpr,
     IS_FP8: tl.constexpr,
+    IS_FP4: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     LIMIT: tl.constexpr,  # 0: the activation is SiLU
     ALPHA: tl.constexpr,
@@ -201,36 +204,60 @@ def _grouped_linear_kernel(
         pair = tl.load(pairs_ptr + expert * T + tl.minimum(m, count - 1)).to(tl.int64)
         columns = tl.minimum(n, N - 1)
         x_ptrs = x_ptr + (pair // ROWS_OF_A_TOKEN)[:, None] * stride_x + k[None, :]
-        of_expert = weight_ptr + expert.to(tl.int64) * ((1 + GATED) * N * K)
-        w_ptrs = of_expert + columns[:, None] * K + k[None, :]  # [BLOCK_N, BLOCK_K]
-        if IS_FP8:
-            s_ptrs = scales_ptr + (expert * ((1 + GATED) * N) + columns) * GROUPS
         acc = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
         acc_up = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
-        for k0 in tl.range(0, K, BLOCK_K, num_stages=STAGES):
-            if K % BLOCK_K == 0:
-                w = tl.load(w_ptrs + k0)
-                x = tl.load(x_ptrs + k0)
-            else:
-                is_k = (k0 + k < K)[None, :]
-                w = tl.load(w_ptrs + k0, mask=is_k, other=0.0)
-                x = tl.load(x_ptrs + k0, mask=is_k, other=0.0)
-            if GROUPS == 1:
-                acc = tl.dot(w.to(x.dtype), tl.trans(x), acc, input_precision="ieee")
-            else:
-                group = k0 // BLOCK_K // STEPS_OF_A_GROUP
-                part = tl.dot(w.to(x.dtype), tl.trans(x), input_precision="ieee")
-                acc += part * tl.load(s_ptrs + group)[:, None]
-            if GATED:
+        if IS_FP4:
+            byte, column = tl.arange(0, BLOCK_K // 2), first_columns(BLOCK_K)
+            rows = expert.to(tl.int64) * ((1 + GATED) * N) + columns[:, None]
+            w_row = weight_ptr + rows * (K // 2) + byte[None, :]
+            s_row = scales_ptr + rows * (K // 32) + byte[None, :] // 16
+            x_row = x_ptr + (pair // ROWS_OF_A_TOKEN)[:, None] * stride_x + column[None, :]
+            for k0 in tl.range(0, K, BLOCK_K, num_stages=STAGES):
+                is_k = (k0 + column < K)[None, :]
+                w = tl.load(w_row + k0 // 2, mask=is_k, other=0)
+                s = tl.load(s_row + k0 // 32, mask=is_k, other=0)
+                low = tl.load(x_row + k0, mask=is_k, other=0.0)
+                high = tl.load(x_row + k0 + 16, mask=is_k, other=0.0)
+                w_low = low_numbers(w, s).to(low.dtype)
+                w_high = high_numbers(w, s).to(low.dtype)
+                acc = tl.dot(w_low, tl.trans(low), acc, input_precision="ieee")
+                acc = tl.dot(w_high, tl.trans(high), acc, input_precision="ieee")
+                if GATED:
+                    u = tl.load(w_row + N * (K // 2) + k0 // 2, mask=is_k, other=0)
+                    t = tl.load(s_row + N * (K // 32) + k0 // 32, mask=is_k, other=0)
+                    u_low = low_numbers(u, t).to(low.dtype)
+                    u_high = high_numbers(u, t).to(low.dtype)
+                    acc_up = tl.dot(u_low, tl.trans(low), acc_up, input_precision="ieee")
+                    acc_up = tl.dot(u_high, tl.trans(high), acc_up, input_precision="ieee")
+        else:
+            of_expert = weight_ptr + expert.to(tl.int64) * ((1 + GATED) * N * K)
+            w_ptrs = of_expert + columns[:, None] * K + k[None, :]  # [BLOCK_N, BLOCK_K]
+            if IS_FP8:
+                s_ptrs = scales_ptr + (expert * ((1 + GATED) * N) + columns) * GROUPS
+            for k0 in tl.range(0, K, BLOCK_K, num_stages=STAGES):
                 if K % BLOCK_K == 0:
-                    u = tl.load(w_ptrs + N * K + k0)
+                    w = tl.load(w_ptrs + k0)
+                    x = tl.load(x_ptrs + k0)
                 else:
-                    u = tl.load(w_ptrs + N * K + k0, mask=(k0 + k < K)[None, :], other=0.0)
+                    is_k = (k0 + k < K)[None, :]
+                    w = tl.load(w_ptrs + k0, mask=is_k, other=0.0)
+                    x = tl.load(x_ptrs + k0, mask=is_k, other=0.0)
                 if GROUPS == 1:
-                    acc_up = tl.dot(u.to(x.dtype), tl.trans(x), acc_up, input_precision="ieee")
+                    acc = tl.dot(w.to(x.dtype), tl.trans(x), acc, input_precision="ieee")
                 else:
-                    part = tl.dot(u.to(x.dtype), tl.trans(x), input_precision="ieee")
-                    acc_up += part * tl.load(s_ptrs + N * GROUPS + group)[:, None]
+                    group = k0 // BLOCK_K // STEPS_OF_A_GROUP
+                    part = tl.dot(w.to(x.dtype), tl.trans(x), input_precision="ieee")
+                    acc += part * tl.load(s_ptrs + group)[:, None]
+                if GATED:
+                    if K % BLOCK_K == 0:
+                        u = tl.load(w_ptrs + N * K + k0)
+                    else:
+                        u = tl.load(w_ptrs + N * K + k0, mask=(k0 + k < K)[None, :], other=0.0)
+                    if GROUPS == 1:
+                        acc_up = tl.dot(u.to(x.dtype), tl.trans(x), acc_up, input_precision="ieee")
+                    else:
+                        part = tl.dot(u.to(x.dtype), tl.trans(x), input_precision="ieee")
+                        acc_up += part * tl.load(s_ptrs + N * GROUPS + group)[:, None]
         if IS_FP8 and GROUPS == 1:
             acc *= tl.load(s_ptrs)[:, None]
             if GATED:

@@ -8,15 +8,20 @@ import torch
 from kernels import fp8
 from kernels.quantized.scaled import FLOAT8, ScaledWeight
 
+MXFP4_GROUP = 32  # columns that share an exponent
 _LEAST_GROUP = 32  # columns that tensor cores multiply at once, with some to spare
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertWeights:
-    """A weight [N, K] of each expert: float numbers, or 8-bit floats and scales; and its bias."""
+    """A weight [N, K] of each expert: float numbers, or 8-bit floats and scales; and its bias.
 
-    values: torch.Tensor  # [E, N, K]
-    scales: torch.Tensor | None = None  # [E, N, groups of columns] float32
+    Or codes of MXFP4 and exponents: a byte has the codes of columns 32 i + j and 32 i + 16 + j, the
+    first in its lower half.
+    """
+
+    values: torch.Tensor  # [E, N, K]; codes: uint8 [E, N, K / 2]
+    scales: torch.Tensor | None = None  # [E, N, groups of columns] float32; exponents: uint8
     group: int | None = None  # columns that share scales; None: all
     bias: torch.Tensor | None = None  # [E, N]
 
@@ -24,15 +29,17 @@ class ExpertWeights:
         """Raises ValueError or TypeError naming what does not fit."""
         if self.values.ndim != 3 or not self.values.is_contiguous():
             raise ValueError(f"weights must be contiguous [E, N, K], got {self.values.shape}")
-        if (self.scales is None) == (self.values.dtype == FLOAT8):
-            raise TypeError(f"weights of {self.values.dtype}: {FLOAT8} alone has scales")
+        if (self.scales is None) == (self.values.dtype in (FLOAT8, torch.uint8)):
+            raise TypeError(f"weights of {self.values.dtype}: {FLOAT8} and codes alone have scales")
         if self.bias is not None and self.bias.shape != self.values.shape[:2]:
             wanted = tuple(self.values.shape[:2])
             raise ValueError(f"bias must be {wanted}, got {tuple(self.bias.shape)}")
         if self.scales is not None:
             wanted = (*self.values.shape[:2], self.num_groups)
-            if self.scales.shape != wanted or self.scales.dtype != torch.float32:
-                raise ValueError(f"scales must be float32 {wanted}, got {tuple(self.scales.shape)}")
+            dtype = torch.uint8 if self.is_mxfp4 else torch.float32
+            if self.scales.shape != wanted or self.scales.dtype != dtype:
+                name = str(dtype).removeprefix("torch.")
+                raise ValueError(f"scales must be {name} {wanted}, got {tuple(self.scales.shape)}")
 
     @classmethod
     def stacked(cls, parts: Sequence[ScaledWeight]) -> "ExpertWeights | None":
@@ -46,18 +53,36 @@ class ExpertWeights:
         scales = torch.stack([part.scales for part in parts])
         return cls(values.view(FLOAT8), scales, None if is_whole else group)
 
+    @classmethod
+    def of_codes(cls, codes: torch.Tensor, exponents: torch.Tensor) -> "ExpertWeights":
+        """Weights in MXFP4."""
+        return cls(codes, exponents, MXFP4_GROUP)
+
+    @property
+    def is_mxfp4(self) -> bool:
+        """True for codes and exponents."""
+        return self.values.dtype == torch.uint8
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(E, N, K)."""
+        num_experts, num_outputs, width = self.values.shape
+        return num_experts, num_outputs, 2 * width if self.is_mxfp4 else width
+
     @property
     def num_groups(self) -> int:
         """Groups of columns with scales of their own."""
-        return 1 if self.group is None else -(-self.values.shape[2] // self.group)
+        return 1 if self.group is None else -(-self.shape[2] // self.group)
 
     def block_k(self, most: int) -> int:
-        """Columns of a tile, a power of two up to `most`: those of one group."""
+        """Columns of a tile, a power of two up to `most`: of one group, or in MXFP4 of any."""
+        if self.is_mxfp4:
+            return most
         return most if self.group is None else min(most, self.group & -self.group)
 
     def check(self, x: torch.Tensor) -> None:
         """Raises ValueError or TypeError if rows x [M, K] cannot be multiplied."""
-        k = self.values.shape[2]
+        k = self.shape[2]
         if x.shape[1] != k or x.stride(1) != 1:
             raise ValueError(f"x must be [T, {k}], its rows contiguous, got {tuple(x.shape)}")
         if self.scales is None and self.values.dtype != x.dtype:

@@ -9,6 +9,7 @@ import torch
 
 from tests.worker_svc.conftest import serving
 from tests.worker_svc.models.test_experts_served import CASES
+from tests.worker_svc.mxfp4_checkpoints import save_mxfp4
 from tests.worker_svc.transformers_models import test_served
 from tests.worker_svc.transformers_models.families import Oracle, write
 from tests.worker_svc.transformers_models.test_served import Family
@@ -23,13 +24,20 @@ CONFIG = replace(test_served.CONFIG, device="cuda", model_impl="native")
 SIZES: dict[str, Any] = {"head_dim": 16, "hidden_size": 64}  # heads that the kernels serve
 
 
-@pytest.fixture(scope="module", params=CASES)
+MXFP4 = "gpt_oss_mxfp4"  # its codes stay, and its kernels widen them
+
+
+@pytest.fixture(scope="module", params=[*CASES, MXFP4])
 def family(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Family]:
-    name, sizes = CASES[request.param]
-    folder = write(name, tmp_path_factory.mktemp("experts") / name, SIZES | sizes)
-    oracle = Oracle(name, folder)
+    name, sizes = CASES.get(request.param, ("gpt_oss", {}))
+    root = tmp_path_factory.mktemp("experts")
+    folder = twin = write(name, root / name, SIZES | sizes)
+    if request.param == MXFP4:
+        save_mxfp4(folder, root / "stored", root / "twin")
+        folder, twin = root / "stored", root / "twin"
+    oracle = Oracle(name, twin)
     prompts = [test_served.prompt_of(length) for length in test_served.LENGTHS]
     wanted = [oracle(prompt, test_served.NUM_TOKENS) for prompt in prompts]
     with serving(CONFIG, folder) as worker:

@@ -24,7 +24,7 @@ from worker_svc.models import compiled
 from worker_svc.models.compiled import CompiledDecoder, CompiledLayer
 from worker_svc.models.cpu_weights import activation_dtype
 from worker_svc.models.embedding import Embedding, IntegerEmbedding
-from worker_svc.models.experts import Experts
+from worker_svc.models.experts import ExpertForm, Experts
 from worker_svc.models.layer_stack import LayerStack
 from worker_svc.models.layers import MLP, Attention, Destinations, RMSNorm, whole
 from worker_svc.models.linear import Linear
@@ -35,6 +35,7 @@ from worker_svc.parallel.group import ALONE, Group
 from worker_svc.parallel.vocab_part import VocabPart
 from worker_svc.quantization.mxfp4 import Mxfp4
 from worker_svc.quantization.online import head_rounding
+from worker_svc.quantization.scheme import Quantization
 
 if TYPE_CHECKING:
     from worker_svc.models.fused import FusedDecoder
@@ -59,11 +60,9 @@ class DecoderLayer:
         if isinstance(spec.feed, MlpSpec):
             self.feed = MLP(size, spec.feed, dtype, device)
         else:
-            is_mxfp4 = isinstance(model.quantization, Mxfp4)
-            is_quantized = model.quantization is not None and not is_mxfp4
-            self.feed = Experts(
-                size, spec.feed, dtype, device, is_quantized=is_quantized, is_mxfp4=is_mxfp4
-            )
+            is_fused = device.type != "cpu" and fuses(spec.mixer.head_dim)
+            form = _expert_form(model.quantization, is_fused)
+            self.feed = Experts(size, spec.feed, dtype, device, form)
         # Of attention, and of what feeds forward.
         self.output_norms: tuple[RMSNorm, RMSNorm] | tuple[None, None] = None, None
         if spec.norms_outputs:
@@ -371,6 +370,13 @@ class Decoder:
             self.heads,
             self.group,
         )
+
+
+def _expert_form(quantization: Quantization | None, is_fused: bool) -> ExpertForm:
+    """How experts are held; codes of MXFP4 stay where the fused layers compute them."""
+    if isinstance(quantization, Mxfp4):
+        return ExpertForm.CODES if is_fused else ExpertForm.WIDENED
+    return ExpertForm.NUMBERS if quantization is None else ExpertForm.EMPTY
 
 
 def _per_token(spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> Linear:

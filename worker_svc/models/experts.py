@@ -8,6 +8,7 @@ them.
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from enum import Enum
 
 import torch
 import torch.nn.functional as F
@@ -25,6 +26,20 @@ from worker_svc.quantization.mxfp4 import BLOCK
 log = logging.getLogger(__name__)
 
 
+class ExpertForm(Enum):
+    """How the weights of experts are held, and what fills them."""
+
+    NUMBERS = "numbers"  # float numbers, of such
+    EMPTY = "empty"  # those of a quantized model: no memory before they are filled
+    WIDENED = "widened"  # float numbers, of codes in MXFP4
+    CODES = "codes"  # codes in MXFP4, for kernels alone
+
+    @property
+    def is_mxfp4(self) -> bool:
+        """True if the checkpoint has codes and scales in place of numbers."""
+        return self in (ExpertForm.WIDENED, ExpertForm.CODES)
+
+
 class Experts:
     """A router and experts; stands where a layer has an `MLP`."""
 
@@ -34,20 +49,14 @@ class Experts:
         spec: MoeSpec,
         dtype: torch.dtype,
         device: torch.device,
-        *,
-        is_quantized: bool = False,
-        is_mxfp4: bool = False,
+        form: ExpertForm = ExpertForm.NUMBERS,
     ) -> None:
-        """The experts of a quantized model take no memory before they are filled.
-
-        With `is_mxfp4` the checkpoint has codes and scales in place of their numbers.
-        """
-        if is_mxfp4 and spec.intermediate_size % BLOCK + hidden % BLOCK:
+        """Raises UnsupportedModel if a block of MXFP4 would be cut."""
+        if form.is_mxfp4 and spec.intermediate_size % BLOCK + hidden % BLOCK:
             raise UnsupportedModel(
                 f"quantization: mxfp4 has blocks of {BLOCK} inputs, which do not divide the "
                 f"{hidden} and {spec.intermediate_size} of a rank's experts"
             )
-        self._is_mxfp4 = is_mxfp4
         self.spec, self._inner = spec, spec.intermediate_size
         num_experts, shared = spec.router.num_experts, spec.shared
         self._gates_shared = shared is not None and shared.is_gated
@@ -65,9 +74,8 @@ class Experts:
         # An expert of every token is several others, which add up to it.
         count = num_experts + (0 if shared is None else shared.count)
         gate_up, down = (2 * self._inner, hidden), (hidden, self._inner)
-        form = dtype, device, spec.bias
-        self._gate_up = _Stack(count, gate_up, *form, is_empty=is_quantized)
-        self._down = _Stack(count, down, *form, is_empty=is_quantized)
+        self._gate_up = _Stack(count, gate_up, dtype, device, form, has_bias=spec.bias)
+        self._down = _Stack(count, down, dtype, device, form, has_bias=spec.bias)
 
     def destinations(self, prefix: str, names: TensorNames) -> Destinations:
         num_experts = self.spec.router.num_experts
@@ -82,8 +90,7 @@ class Experts:
                 (self._gate_up, names.expert_gate_up, 2),
                 (self._down, names.expert_down, 1),
             ):
-                full = f"{experts_prefix}.{name}"
-                yield from stack.destinations(full, num_parts, is_mxfp4=self._is_mxfp4)
+                yield from stack.destinations(f"{experts_prefix}.{name}", num_parts)
             return
         sizes = {names.expert_gate: self._inner, names.expert_up: self._inner}
         experts = list(zip(self._gate_up.linears, self._down.linears, strict=True))
@@ -197,16 +204,25 @@ class _Stack:
         shape: tuple[int, int],
         dtype: torch.dtype,
         device: torch.device,
-        has_bias: bool,
+        form: ExpertForm,
         *,
-        is_empty: bool,
+        has_bias: bool,
     ) -> None:
         outputs, inputs = shape
         self._bias: Tensor | None = None  # [E, N]
         if has_bias:
             self._bias = torch.empty((num_experts, outputs), dtype=dtype, device=device)
+        self._is_mxfp4 = form.is_mxfp4
+        self._scales: Tensor | None = None  # of codes
         self._values: Tensor | None = None  # [E, N, K]; None: each layer has its own weight
-        if is_empty:
+        if form is ExpertForm.CODES:
+            codes = num_experts, outputs, inputs // 2
+            self._values = torch.empty(codes, dtype=torch.uint8, device=device)
+            scales = num_experts, outputs, inputs // BLOCK
+            self._scales = torch.empty(scales, dtype=torch.uint8, device=device)
+            self.linears: list[Linear] = []
+            return
+        if form is ExpertForm.EMPTY:
             self.linears = [
                 Linear.empty(inputs, outputs, bias=False, dtype=dtype, device=device)
                 for _ in range(num_experts)
@@ -221,12 +237,12 @@ class _Stack:
         for index, linear in enumerate(self.linears):
             linear.bias = None if self._bias is None else self._bias[index]
 
-    def destinations(self, name: str, num_parts: int, *, is_mxfp4: bool) -> Destinations:
+    def destinations(self, name: str, num_parts: int) -> Destinations:
         """Of a checkpoint with one tensor for all experts, in which outputs of parts alternate."""
         if self._values is None:
             raise ValueError(f"{name}: is read as float numbers alone")
-        if is_mxfp4:
-            experts = Mxfp4Experts(name, self._values, num_parts)
+        if self._is_mxfp4:
+            experts = Mxfp4Experts(name, self._values, self._scales, num_parts)
             for ending in (BLOCKS, SCALES):
                 yield f"{name}_{ending}", Mxfp4Tensor(experts, ending)
         else:
@@ -251,6 +267,8 @@ class _Stack:
         return replace(self._stacked(), bias=self._bias)
 
     def _stacked(self) -> ExpertWeights:
+        if self._values is not None and self._scales is not None:
+            return ExpertWeights.of_codes(self._values, self._scales)
         if self._values is not None:
             return ExpertWeights(self._values)
         stored = [linear.take_narrow() for linear in self.linears]

@@ -1,4 +1,4 @@
-"""Experts of a checkpoint in MXFP4: their codes and scales, which become float numbers.
+"""Experts of a checkpoint in MXFP4: their codes and scales, which may become float numbers.
 
 Codes and scales are two tensors, which may lie in two files: the first waits for the second.
 """
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from worker_svc.models.stored.weight_files import WeightError
-from worker_svc.quantization.mxfp4 import BLOCK, widened
+from worker_svc.quantization.mxfp4 import BLOCK, rearranged, widened
 from worker_svc.quantization.scheme import DamagedWeight
 
 BLOCKS, SCALES = "blocks", "scales"
@@ -24,7 +24,8 @@ class Mxfp4Experts:
     """The weights of all experts, to be filled from two tensors of the name's endings."""
 
     name: str
-    values: Tensor  # [E, N, K]
+    values: Tensor  # [E, N, K]; of codes that stay [E, N, K / 2]
+    scales: Tensor | None  # [E, N, K / 32]; None: the codes become float numbers
     num_parts: int  # the outputs of so many matrices alternate in the checkpoint
     _found: dict[str, Tensor] = field(default_factory=dict)
 
@@ -38,15 +39,26 @@ class Mxfp4Experts:
             self._found.clear()
 
     def _fill(self, blocks: Tensor, scales: Tensor) -> None:
-        device, dtype = self.values.device, self.values.dtype
-        inputs = self.values.shape[2]
-        for to, codes, exponents in zip(self.values, blocks, scales, strict=True):
+        for index in range(len(blocks)):
             try:
-                numbers = widened(codes.to(device), exponents.to(device), dtype)  # [N, K]
+                self._fill_one(index, blocks[index], scales[index])
             except DamagedWeight as error:
                 raise DamagedExperts(f"{self.name}_{error}") from None
-            outputs = numbers.view(-1, self.num_parts, inputs).transpose(0, 1)
-            to.view(self.num_parts, -1, inputs).copy_(outputs)
+
+    def _fill_one(self, index: int, codes: Tensor, exponents: Tensor) -> None:
+        device = self.values.device
+        codes, exponents = codes.to(device), exponents.to(device)
+        if self.scales is None:
+            self._copy(widened(codes, exponents, self.values.dtype), self.values[index])
+        else:
+            self._copy(rearranged(codes, exponents), self.values[index])
+            self._copy(exponents, self.scales[index])
+
+    def _copy(self, outputs: Tensor, to: Tensor) -> None:
+        """Fills the outputs of one matrix after the other with alternating ones."""
+        width = to.shape[1]
+        in_turn = outputs.view(-1, self.num_parts, width).transpose(0, 1)
+        to.view(self.num_parts, -1, width).copy_(in_turn)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +71,8 @@ class Mxfp4Tensor:
     @property
     def shape(self) -> tuple[int, ...]:
         """Of the tensor."""
-        num_experts, num_outputs, num_inputs = self.experts.values.shape
+        num_experts, num_outputs, width = self.experts.values.shape
+        num_inputs = width if self.experts.scales is None else 2 * width
         by_block = num_experts, num_outputs, num_inputs // BLOCK
         return (*by_block, BLOCK // 2) if self.ending == BLOCKS else by_block
 

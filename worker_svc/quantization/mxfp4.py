@@ -26,7 +26,7 @@ _NUMBERS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 class Mxfp4:
     """Settings of a checkpoint whose experts are in MXFP4."""
 
-    label: str = "mxfp4, experts as the float numbers that they stand for"
+    label: str = "mxfp4"
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> "Mxfp4":
@@ -46,10 +46,23 @@ def widened(blocks: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
     The lower half of a byte is the first of its two numbers. Raises DamagedWeight for a scale that
     is no number.
     """
-    if bool((scales == _NAN).any()):
-        raise DamagedWeight("scales: hold NaN")
+    check(scales)
     table = torch.tensor(_NUMBERS, dtype=torch.float32, device=blocks.device)
     numbers = torch.cat((table, -table))
     codes = torch.stack((blocks & 15, blocks >> 4), -1).flatten(-2)  # [N, K / 32, 32]
     exponents = scales.int().unsqueeze(-1) - _BIAS
     return torch.ldexp(numbers[codes.int()], exponents).flatten(1).to(dtype)
+
+
+def rearranged(blocks: Tensor, scales: Tensor) -> Tensor:
+    """The same codes as kernels read them, [N, K / 2]: see `ExpertWeights`. Raises as `widened`."""
+    check(scales)
+    codes = torch.stack((blocks & 15, blocks >> 4), -1).flatten(-2)  # [N, K / 32, 32]
+    first, second = codes.chunk(2, -1)
+    return (first | second << 4).flatten(1)
+
+
+def check(scales: Tensor) -> None:
+    """Raises DamagedWeight for a scale that is no number."""
+    if bool((scales == _NAN).any()):
+        raise DamagedWeight("scales: hold NaN")

@@ -16,6 +16,7 @@ from kernels.experts.grouped_linear import combined
 from kernels.experts.router import Routing
 from kernels.experts.weights import ExpertWeights
 from kernels.quantized.scaled import ScaledWeight
+from tests.worker_svc.mxfp4_checkpoints import meaning, random_codes
 
 # Rows, hidden size, inner size, experts, experts of a row. Sizes that no block divides; experts
 # without rows; more rows of an expert than a tile has.
@@ -43,6 +44,17 @@ def layers(weights: ExpertWeights) -> list[Callable[[Tensor], Tensor]]:
     biases = [None] * len(weights.values) if weights.bias is None else weights.bias.float()
     pairs = zip(numbers(weights), biases, strict=True)
     return [partial(F.linear, weight=weight, bias=bias) for weight, bias in pairs]
+
+
+def in_4_bits(weights: ExpertWeights) -> tuple[ExpertWeights, ExpertWeights]:
+    """Random codes of the shape, and the numbers that they stand for."""
+    num_experts, num_outputs, k = weights.values.shape
+    blocks, exponents = random_codes((num_experts, num_outputs, k), seed=k)
+    codes = torch.stack((blocks & 15, blocks >> 4), -1).flatten(-2)  # [E, N, K / 32, 32]
+    low, high = codes.chunk(2, -1)
+    packed, device = (low | high << 4).flatten(2), weights.values.device
+    numbers = meaning(blocks, exponents).to(device, weights.values.dtype)
+    return ExpertWeights.of_codes(packed.to(device), exponents.to(device)), ExpertWeights(numbers)
 
 
 def in_8_bits(weights: ExpertWeights, group: int | None) -> ExpertWeights:
@@ -153,6 +165,22 @@ def test_a_bias_of_another_size_is_refused_by_name():
         ExpertWeights(torch.randn(2, 8, 16), bias=torch.randn(2, 4))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize(
+    ("way", "rows"), [("by_groups", 9), ("by_groups", 2), ("by_pairs", 2), ("by_pairs", 1)]
+)
+def test_weights_in_4_bits_are_the_numbers_that_they_stand_for(
+    way, rows, dtype, device, assert_close
+):
+    """Where tiles do not divide the columns, and neither are these a power of two."""
+    case = Case((rows, 160, 96, 4, 2), dtype, device)
+    (gate_up, plain_gate_up), (down, plain_down) = in_4_bits(case.gate_up), in_4_bits(case.down)
+    case.gate_up, case.down = plain_gate_up, plain_down
+    expected = case.expected(case.residual)
+    case.gate_up, case.down = gate_up, down
+    assert_close(getattr(case, way)(case.residual), expected)
+
+
 def test_groups_that_are_no_tiles_are_not_stacked():
     weight = ScaledWeight.rounded(torch.randn(8, 96))
     assert ExpertWeights.stacked([weight.regrouped(48), weight.regrouped(48)]) is None
@@ -208,7 +236,7 @@ def test_wrong_arguments_are_refused_by_name(device):
             product(case.x[:, :32], case.gate_up, case.routing)
         with pytest.raises(TypeError, match=r"x is torch\.float32, weights are torch\.float16"):
             product(case.x, ExpertWeights(case.gate_up.values.half()), case.routing)
-    with pytest.raises(TypeError, match="alone has scales"):
+    with pytest.raises(TypeError, match="alone have scales"):
         ExpertWeights(case.gate_up.values, torch.ones(6, 64, 1))
     with pytest.raises(ValueError, match="scales must be float32"):
         ExpertWeights(case.gate_up.values.to(torch.float8_e4m3fn), torch.ones(6, 64, 2))

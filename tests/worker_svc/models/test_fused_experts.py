@@ -6,8 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from kernels.experts.clamp import Clamp
 from kernels.quantized.scaled import ScaledWeight
-from worker_svc.models.experts import Experts
+from tests.worker_svc.mxfp4_checkpoints import random_codes
+from worker_svc.models.experts import ExpertForm, Experts
+from worker_svc.models.families import gpt_oss as gpt_oss_family
 from worker_svc.models.fused_gemms import Hidden
 from worker_svc.models.layers import RMSNorm
 from worker_svc.models.linear import WeightRows
@@ -24,7 +27,8 @@ NAMES = TensorNames()
 
 def filled(kind: str, spec: MoeSpec = SPEC) -> Experts:
     """Experts with weights in 8 bits, by channel or by block, or plain: the same for a kind."""
-    experts = Experts(HIDDEN, spec, torch.float32, CPU, is_quantized=kind != "plain")
+    form = ExpertForm.NUMBERS if kind == "plain" else ExpertForm.EMPTY
+    experts = Experts(HIDDEN, spec, torch.float32, CPU, form)
     generator = torch.Generator().manual_seed(0)
     for name, to in experts.destinations("mlp", NAMES):
         values = torch.randn(to.shape, generator=generator) * to.shape[-1] ** -0.5
@@ -73,6 +77,39 @@ def test_experts_of_every_token_are_those_of_the_torch_layer(count: int, is_gate
     expected = x + filled("plain", spec)(before(x))
     fused = FusedExperts.of(before, filled("plain", spec))
     torch.testing.assert_close(fused(Hidden(x), EPS, x), expected, rtol=1e-4, atol=1e-5)
+
+
+def gpt_oss(form: ExpertForm) -> Experts:
+    """Experts of gpt-oss, of which those out of codes are the same in each form."""
+    router = RouterSpec(5, 2, renormalizes=True, has_logit_bias=True)
+    spec = MoeSpec(router, 96, bias=True, clamp=Clamp(0.7, 1.702))
+    experts = Experts(HIDDEN, spec, torch.float32, CPU, form)
+    generator = torch.Generator().manual_seed(0)
+    for name, to in experts.destinations("mlp", gpt_oss_family.NAMES):
+        blocks, scales = random_codes((5, 192 if "gate" in name else 64, 32), len(name))
+        if name.endswith("blocks"):
+            to.copy_(blocks.expand(to.shape[0], to.shape[1], to.shape[2], 16).contiguous())
+        elif name.endswith("scales"):
+            to.copy_(scales.expand(to.shape).contiguous())
+        else:
+            to.copy_(torch.randn(to.shape, generator=generator) * 0.2)
+    return experts
+
+
+@pytest.mark.parametrize("count", [1, 3, 20])
+@pytest.mark.parametrize("form", [ExpertForm.NUMBERS, ExpertForm.CODES])
+def test_experts_of_gpt_oss_are_those_of_the_torch_layer(form: ExpertForm, count: int) -> None:
+    from worker_svc.models.fused_experts import FusedExperts  # noqa: PLC0415 - Triton
+
+    x, before = rows(count), norm()
+    is_codes = form is ExpertForm.CODES
+    expected = x + gpt_oss(ExpertForm.WIDENED if is_codes else form)(before(x))
+    fused = FusedExperts.of(before, gpt_oss(form))
+    assert fused.gate_up.is_mxfp4 is is_codes
+    torch.testing.assert_close(fused(Hidden(x), EPS, x), expected, rtol=1e-4, atol=1e-5)
+    one_of_ranks = gpt_oss(form)
+    one_of_ranks.drop_output_bias()
+    assert FusedExperts.of(before, one_of_ranks).down.bias is None
 
 
 def test_experts_that_no_kernel_widens_are_told(caplog: pytest.LogCaptureFixture) -> None:
