@@ -21,7 +21,7 @@ from torch import Tensor
 
 from kernels import fp8
 from kernels.attention_kind import AttentionKind
-from kernels.experts.clamp import Clamp
+from kernels.expert_clamp import Clamp
 
 # A query tile attends to keys up to its own end, which saves half the work of a long prompt.
 QUERY_TILE = 256

@@ -21,8 +21,8 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from kernels.expert_clamp import Clamp
 from kernels.experts.activation import gate_and_mul
-from kernels.experts.clamp import Clamp
 from kernels.experts.mxfp4 import first_columns, high_numbers, low_numbers
 from kernels.experts.router import Routing
 from kernels.experts.weights import ExpertWeights

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from kernels.expert_clamp import Clamp
 from kernels.experts import few_rows
-from kernels.experts.clamp import Clamp
 from kernels.experts.grouped_linear import combined, grouped_linear
 from kernels.experts.router import Router, route
 from kernels.experts.weights import ExpertWeights

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from kernels.attention_kind import AttentionKind
-from kernels.experts.clamp import Clamp
+from kernels.expert_clamp import Clamp
 from worker_svc.attention.batch import HeadLayout
 from worker_svc.models.rope import RotaryConfig, YarnScaling
 from worker_svc.quantization.scheme import Quantization

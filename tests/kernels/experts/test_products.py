@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kernels import reference
+from kernels.expert_clamp import Clamp
 from kernels.experts import few_rows, grouped_linear, router
-from kernels.experts.clamp import Clamp
 from kernels.experts.grouped_linear import combined
 from kernels.experts.router import Routing
 from kernels.experts.weights import ExpertWeights

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.experts.clamp import Clamp
+from kernels.expert_clamp import Clamp
 from kernels.quantized.scaled import ScaledWeight
 from tests.worker_svc.mxfp4_checkpoints import random_codes
 from worker_svc.models.experts import ExpertForm, Experts

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from kernels.experts.clamp import Clamp
+from kernels.expert_clamp import Clamp
 from tests.worker_svc.models.test_config import LLAMA
 from worker_svc.models import config as model_config
 from worker_svc.models.rope import YarnScaling

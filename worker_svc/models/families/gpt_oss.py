@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from kernels.experts.clamp import Clamp
+from kernels.expert_clamp import Clamp
 from worker_svc.models.config_file import ConfigJson
 from worker_svc.models.families import dense, experts
 from worker_svc.models.families.family import Family
