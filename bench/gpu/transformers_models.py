@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from bench.harness import configs
 from bench.harness.records import Results, add_json, spread
 from worker_svc.config import WorkerConfig
 from worker_svc.protocol.step import NewSequence, RowSampling, StepInput, StepOutput
@@ -36,75 +37,6 @@ from worker_svc.transformers_models.model import TransformersModel
 from worker_svc.tuning.attention import Candidates
 
 _WARM_STEPS = 8
-_PLAIN: dict[str, Any] = {"bos_token_id": None, "eos_token_id": None, "dtype": "bfloat16"}
-SHAPES: dict[str, dict[str, Any]] = {
-    "qwen3-30b-a3b": {
-        "architectures": ["Qwen3MoeForCausalLM"],
-        "model_type": "qwen3_moe",
-        "vocab_size": 151_936,
-        "hidden_size": 2048,
-        "intermediate_size": 6144,
-        "moe_intermediate_size": 768,
-        "num_hidden_layers": 48,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 4,
-        "head_dim": 128,
-        "num_experts": 128,
-        "num_experts_per_tok": 8,
-        "norm_topk_prob": True,
-        "max_position_embeddings": 40_960,
-        "tie_word_embeddings": False,
-    },
-    "gpt-oss-20b": {
-        "architectures": ["GptOssForCausalLM"],
-        "model_type": "gpt_oss",
-        "vocab_size": 201_088,
-        "hidden_size": 2880,
-        "intermediate_size": 2880,
-        "num_hidden_layers": 24,
-        "num_attention_heads": 64,
-        "num_key_value_heads": 8,
-        "head_dim": 64,
-        "num_local_experts": 32,
-        "num_experts_per_tok": 4,
-        "sliding_window": 128,
-        "max_position_embeddings": 131_072,
-        "tie_word_embeddings": False,
-    },
-    "gemma-3-4b": {
-        "architectures": ["Gemma3ForCausalLM"],
-        "model_type": "gemma3_text",
-        "vocab_size": 262_208,
-        "hidden_size": 2560,
-        "intermediate_size": 10_240,
-        "num_hidden_layers": 34,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 4,
-        "head_dim": 256,
-        "sliding_window": 1024,
-        "query_pre_attn_scalar": 256,
-        "max_position_embeddings": 131_072,
-        "tie_word_embeddings": True,
-    },
-    "qwen3.5-9b": {
-        "architectures": ["Qwen3_5ForCausalLM"],
-        "model_type": "qwen3_5_text",
-        "vocab_size": 248_320,
-        "hidden_size": 4096,
-        "intermediate_size": 12_288,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 4,
-        "head_dim": 256,
-        "linear_num_key_heads": 16,
-        "linear_num_value_heads": 32,
-        "linear_key_head_dim": 128,
-        "linear_value_head_dim": 128,
-        "linear_conv_kernel_dim": 4,
-        "max_position_embeddings": 262_144,
-        "tie_word_embeddings": False,
-    },
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,10 +101,8 @@ def run(options: Measurement, told: Results) -> None:
 
 
 def _describe(folder: Path, options: Measurement) -> Path:
-    given = {**SHAPES[options.shape], **_PLAIN}
-    if options.layers:
-        given["num_hidden_layers"] = options.layers
-    (folder / "config.json").write_text(json.dumps(given))
+    config = configs.config_of(options.shape, options.layers)
+    (folder / "config.json").write_text(json.dumps(config))
     return folder
 
 
@@ -275,7 +205,7 @@ def main(arguments: Sequence[str]) -> int:
         prog="python -m bench.gpu.transformers_models", description=__doc__, allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
-    parser.add_argument("--shape", choices=SHAPES, required=True)
+    parser.add_argument("--shape", choices=configs.CONFIGS, required=True)
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 32])
     parser.add_argument("--context", type=int, default=1024, help="tokens of each row")
     parser.add_argument("--steps", type=int, default=64)

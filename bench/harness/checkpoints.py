@@ -18,6 +18,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from bench.harness import configs
+
 
 @dataclass(frozen=True, slots=True)
 class ExpertsShape:
@@ -77,10 +79,12 @@ def room(name: str) -> Iterator[Path]:
 
 def describe(folder: Path, name: str, num_layers: int = 0) -> Path:
     """Writes the config.json of a shape alone, for workers with random weights of their own."""
-    shape = SHAPES[name]
-    if num_layers:
-        shape = replace(shape, num_layers=num_layers)
-    (folder / "config.json").write_text(json.dumps(_config(shape), indent=1))
+    if name in SHAPES:
+        shape = SHAPES[name]
+        config = _config(replace(shape, num_layers=num_layers) if num_layers else shape)
+    else:
+        config = configs.config_of(name, num_layers)
+    (folder / "config.json").write_text(json.dumps(config, indent=1))
     return folder
 
 

@@ -108,6 +108,27 @@ STEPS: dict[str, Message] = {
             step_id=301, ack_step_id=300, same_rows=True, granted_steps=8, wants_state=True
         )
     ),
+    "a sequence after a snapshot of its states, and snapshots to make": worker_pb2.AttachRequest(
+        step=worker_pb2.SchedulerOutput(
+            step_id=7,
+            new_sequences=[
+                worker_pb2.NewSequence(
+                    slot=2,
+                    token_ids=pack([*range(20)]),
+                    num_prompt_tokens=20,
+                    num_computed_tokens=16,
+                    block_ids=pack([5, 6]),
+                    sampling=worker_pb2.RowSampling(temperature=0.0, top_p=1.0),
+                    state_snapshot=3,
+                )
+            ],
+            slots=pack([2]),
+            num_scheduled=pack([4]),
+            state_save_slots=pack([2]),
+            state_save_positions=pack([20]),
+            state_save_snapshots=pack([1]),
+        )
+    ),
     "a sequence and a block for two KV groups": worker_pb2.AttachRequest(
         step=worker_pb2.SchedulerOutput(
             step_id=302,

@@ -5,6 +5,7 @@ N+1 is played by this version with fields that no one knows yet, added to every 
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -26,6 +27,7 @@ from wire.requests.check import RequestCheck
 from wire.server import SERVER_OPTIONS, bind
 from wire.versions import SESSION_MAJOR, STEP_MAJOR, session_problem
 from worker_svc.protocol import codec
+from worker_svc.protocol.kv_groups import LayerGroup
 from worker_svc.protocol.preparations import decode_orders
 from worker_svc.protocol.step import Limits
 
@@ -36,7 +38,9 @@ LIMITS = Limits(
     max_num_batched_tokens=512,
     max_model_len=2048,
     vocab_size=49152,
+    num_state_snapshots=4,
 )
+OF_TWO_GROUPS = replace(LIMITS, kv_groups=(LayerGroup(16), LayerGroup(32)))
 # Field 15000 as a number, 15001 as bytes, 15002 as a fixed number: of N+1.
 UNKNOWN = (
     bytes.fromhex("c0a9072a") + bytes.fromhex("caa90703") + b"new" + bytes.fromhex("d5a90701000000")
@@ -81,7 +85,8 @@ def test_the_worker_reads_frames_of_a_newer_scheduler() -> None:
             case "prepare":
                 assert decode_orders(after, LIMITS) == decode_orders(before, LIMITS), title
             case "step":
-                steps = [codec.decode_step(frame, LIMITS).steps() for frame in (before, after)]
+                limits = OF_TWO_GROUPS if message.step.appended_to_groups else LIMITS
+                steps = [codec.decode_step(frame, limits).steps() for frame in (before, after)]
                 ids = [[step.step_id for step in taken] for taken in steps]
                 num_steps = message.step.granted_steps or 1
                 assert ids[0] == ids[1] and len(ids[0]) == num_steps, title

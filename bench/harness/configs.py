@@ -1,0 +1,122 @@
+"""Configurations of real shapes as their config.json has them, of any family.
+
+Workers make random weights of them; no checkpoint is written.
+"""
+
+from typing import Any
+
+# Of every shape: outputs end by their length alone.
+PLAIN: dict[str, Any] = {"bos_token_id": None, "eos_token_id": None, "dtype": "bfloat16"}
+_YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 150_000.0,
+    "factor": 32.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "truncate": False,
+    "original_max_position_embeddings": 4096,
+}
+_GPT_OSS_20B = {
+    "architectures": ["GptOssForCausalLM"],
+    "model_type": "gpt_oss",
+    "vocab_size": 201_088,
+    "hidden_size": 2880,
+    "intermediate_size": 2880,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "head_dim": 64,
+    "num_local_experts": 32,
+    "num_experts_per_tok": 4,
+    "attention_bias": True,
+    "hidden_act": "silu",
+    "swiglu_limit": 7.0,
+    "rms_norm_eps": 1e-5,
+    "rope_parameters": _YARN,
+    "sliding_window": 128,
+    "layer_types": ["sliding_attention", "full_attention"] * 12,
+    "max_position_embeddings": 131_072,
+    "tie_word_embeddings": False,
+}
+_MXFP4 = {
+    "quant_method": "mxfp4",
+    "modules_to_not_convert": [
+        "model.layers.*.self_attn",
+        "model.layers.*.mlp.router",
+        "model.embed_tokens",
+        "lm_head",
+    ],
+}
+CONFIGS: dict[str, dict[str, Any]] = {
+    "qwen3-30b-a3b": {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "model_type": "qwen3_moe",
+        "vocab_size": 151_936,
+        "hidden_size": 2048,
+        "intermediate_size": 6144,
+        "moe_intermediate_size": 768,
+        "num_hidden_layers": 48,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 4,
+        "head_dim": 128,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "norm_topk_prob": True,
+        "max_position_embeddings": 40_960,
+        "tie_word_embeddings": False,
+    },
+    "gpt-oss-20b": _GPT_OSS_20B,
+    "gpt-oss-20b-mxfp4": _GPT_OSS_20B | {"quantization_config": _MXFP4},
+    "gemma-3-4b": {
+        "architectures": ["Gemma3ForCausalLM"],
+        "model_type": "gemma3_text",
+        "vocab_size": 262_208,
+        "hidden_size": 2560,
+        "intermediate_size": 10_240,
+        "num_hidden_layers": 34,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "rms_norm_eps": 1e-6,
+        "rope_parameters": {
+            "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+        },
+        "sliding_window": 1024,
+        "layer_types": [
+            "sliding_attention" if (index + 1) % 6 else "full_attention" for index in range(34)
+        ],
+        "query_pre_attn_scalar": 256,
+        "max_position_embeddings": 131_072,
+        "tie_word_embeddings": True,
+    },
+    "qwen3.5-9b": {
+        "architectures": ["Qwen3_5ForCausalLM"],
+        "model_type": "qwen3_5_text",
+        "vocab_size": 248_320,
+        "hidden_size": 4096,
+        "intermediate_size": 12_288,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "linear_num_key_heads": 16,
+        "linear_num_value_heads": 32,
+        "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128,
+        "linear_conv_kernel_dim": 4,
+        "max_position_embeddings": 262_144,
+        "tie_word_embeddings": False,
+    },
+}
+
+
+def config_of(name: str, num_layers: int = 0) -> dict[str, Any]:
+    """The config.json of a shape; 0 layers: all of them."""
+    config = PLAIN | CONFIGS[name]
+    if num_layers:
+        config["num_hidden_layers"] = num_layers
+        if "layer_types" in config:
+            config["layer_types"] = config["layer_types"][:num_layers]
+    return config
