@@ -23,7 +23,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.harness import checkpoints, configs
+from bench.harness import checkpoints
 from bench.harness.records import Results, add_json, spread
 from worker_svc.config import (
     ALL_REDUCES,
@@ -265,8 +265,7 @@ def parse(arguments: Sequence[str]) -> tuple[Options, RankPlace, str | None]:
         prog="python -m bench.gpu_steps", description=__doc__, allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
-    shapes = {**checkpoints.SHAPES, **configs.CONFIGS}
-    parser.add_argument("--shape", choices=shapes, default="qwen3-0.6b")
+    parser.add_argument("--shape", choices=checkpoints.NAMES, default="qwen3-0.6b")
     parser.add_argument("--model", type=Path, help="a folder with the shape's checkpoint")
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32, 128, 256])
     parser.add_argument("--context", type=int, default=576)

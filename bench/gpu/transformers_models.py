@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from bench.harness import configs
+from bench.harness import checkpoints, configs
 from bench.harness.records import Results, add_json, spread
 from worker_svc.config import WorkerConfig
 from worker_svc.protocol.step import NewSequence, RowSampling, StepInput, StepOutput
@@ -101,7 +101,7 @@ def run(options: Measurement, told: Results) -> None:
 
 
 def _describe(folder: Path, options: Measurement) -> Path:
-    config = configs.config_of(options.shape, options.layers)
+    config = checkpoints.config_of(options.shape, options.layers) | configs.PLAIN
     (folder / "config.json").write_text(json.dumps(config))
     return folder
 
@@ -205,7 +205,7 @@ def main(arguments: Sequence[str]) -> int:
         prog="python -m bench.gpu.transformers_models", description=__doc__, allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
-    parser.add_argument("--shape", choices=configs.CONFIGS, required=True)
+    parser.add_argument("--shape", choices=checkpoints.NAMES, required=True)
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 32])
     parser.add_argument("--context", type=int, default=1024, help="tokens of each row")
     parser.add_argument("--steps", type=int, default=64)

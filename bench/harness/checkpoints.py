@@ -55,6 +55,7 @@ SHAPES = {
     "tiny": CheckpointShape(64, 128, 2, 4, 2, 16, 16_384, is_tied=True),
     "tiny-chat": CheckpointShape(64, 128, 2, 4, 2, 16, 49_152, is_tied=False),  # of the tokenizer
 }
+NAMES = (*SHAPES, *configs.CONFIGS)  # the latter are no checkpoints that `write` writes
 
 
 SHARED_MEMORY = Path("/dev/shm")
@@ -79,13 +80,16 @@ def room(name: str) -> Iterator[Path]:
 
 def describe(folder: Path, name: str, num_layers: int = 0) -> Path:
     """Writes the config.json of a shape alone, for workers with random weights of their own."""
-    if name in SHAPES:
-        shape = SHAPES[name]
-        config = _config(replace(shape, num_layers=num_layers) if num_layers else shape)
-    else:
-        config = configs.config_of(name, num_layers)
-    (folder / "config.json").write_text(json.dumps(config, indent=1))
+    (folder / "config.json").write_text(json.dumps(config_of(name, num_layers), indent=1))
     return folder
+
+
+def config_of(name: str, num_layers: int = 0) -> dict[str, object]:
+    """The config.json of a shape, one of NAMES; 0 layers: all of them."""
+    if name not in SHAPES:
+        return configs.config_of(name, num_layers)
+    shape = SHAPES[name]
+    return _config(replace(shape, num_layers=num_layers) if num_layers else shape)
 
 
 def write(folder: Path, name: str, num_layers: int = 0, int4_group: int = 0) -> Path:

@@ -1,4 +1,4 @@
-"""Configurations of real shapes as their config.json has them, of any family.
+"""Configurations of real shapes that are no Qwen3, as their config.json has them.
 
 Workers make random weights of them; no checkpoint is written.
 """
@@ -48,23 +48,6 @@ _MXFP4 = {
     ],
 }
 CONFIGS: dict[str, dict[str, Any]] = {
-    "qwen3-30b-a3b": {
-        "architectures": ["Qwen3MoeForCausalLM"],
-        "model_type": "qwen3_moe",
-        "vocab_size": 151_936,
-        "hidden_size": 2048,
-        "intermediate_size": 6144,
-        "moe_intermediate_size": 768,
-        "num_hidden_layers": 48,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 4,
-        "head_dim": 128,
-        "num_experts": 128,
-        "num_experts_per_tok": 8,
-        "norm_topk_prob": True,
-        "max_position_embeddings": 40_960,
-        "tie_word_embeddings": False,
-    },
     "gpt-oss-20b": _GPT_OSS_20B,
     "gpt-oss-20b-mxfp4": _GPT_OSS_20B | {"quantization_config": _MXFP4},
     "gemma-3-4b": {

@@ -58,7 +58,7 @@ def _config(
     gated: bool,
     itemsize: int,
     *,
-    is_fp8: bool,
+    is_narrow: bool,
     has_room: bool,
 ) -> _Config:
     """The launch configuration; measured on H100 with the experts of Qwen3-30B-A3B.
@@ -76,7 +76,7 @@ def _config(
         return _Config(64, 128, 64, 4 if gated else 3, 8)
     if rows_per_expert > 4:
         return _Config(32, 64, 128, 4 if gated else 3, 4)
-    return _Config(16, 64, 128, 4 if gated and not is_fp8 else 3, 4)
+    return _Config(16, 64, 128, 4 if gated and not is_narrow else 3, 4)
 
 
 def grouped_linear(
@@ -96,13 +96,12 @@ def grouped_linear(
     n, num_rows, num_pairs = width // (1 + gated), len(routing.experts), routing.num_pairs
     if len(x) not in (num_rows, num_pairs):
         raise ValueError(f"{len(x)} rows of x for {num_rows} rows and {num_pairs} pairs")
-    is_fp8 = weight.scales is not None and not weight.is_mxfp4
     config = _config(
         num_rows,
         num_pairs / num_experts,
         gated,
         x.element_size(),
-        is_fp8=weight.scales is not None,
+        is_narrow=weight.scales is not None,
         has_room=_has_room(x),
     )
     out = x.new_empty((num_pairs, n))
@@ -124,7 +123,7 @@ def grouped_linear(
         BLOCK_K=block_k,
         STAGES=config.num_stages,
         GATED=gated,
-        IS_FP8=is_fp8,
+        IS_FP8=weight.is_fp8,
         IS_FP4=weight.is_mxfp4,
         HAS_BIAS=weight.bias is not None,
         LIMIT=0.0 if clamp is None else clamp.limit,

@@ -64,6 +64,11 @@ class ExpertWeights:
         return self.values.dtype == torch.uint8
 
     @property
+    def is_fp8(self) -> bool:
+        """True for 8-bit floats and scales."""
+        return self.values.dtype == FLOAT8
+
+    @property
     def shape(self) -> tuple[int, int, int]:
         """(E, N, K)."""
         num_experts, num_outputs, width = self.values.shape

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, overload
 
 from worker_svc.models.spec import UnsupportedModel
 
@@ -41,6 +41,20 @@ class ConfigJson:
         if not isinstance(value, int) or value < 1:
             raise UnsupportedModel(f"config.json: {name} is {value!r}, not a positive integer")
         return value
+
+    @overload
+    def above_zero(self, name: str, default: float) -> float: ...
+
+    @overload
+    def above_zero(self, name: str, default: None = None) -> float | None: ...
+
+    def above_zero(self, name: str, default: float | None = None) -> float | None:
+        """A number above 0; `default` where there is none. Raises UnsupportedModel."""
+        if (value := self.get(name)) is None:
+            return default
+        if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+            raise UnsupportedModel(f"{name}: {value!r} is no number above 0")
+        return float(value)
 
     def heads(self) -> tuple[int, int, int]:
         """Numbers of query heads and of KV heads, and the size of each. Raises UnsupportedModel."""

@@ -173,8 +173,10 @@ class ModelRunner(ABC):
 
     def _restore_states(self, step: StepInput) -> None:
         """Has sequences that begin after a snapshot read it in place of their slot's states."""
+        if (states := self._model.states) is None:
+            return
         given = {s.slot: s.state_snapshot for s in step.new_sequences if s.state_snapshot}
-        if given and (states := self._model.states) is not None:
+        if given:
             states.restore(given)
 
     def _save_states(self, saves: DueSaves) -> None:

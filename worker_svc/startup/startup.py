@@ -398,7 +398,9 @@ def _runner(
 ) -> ModelRunner:
     kv_cache = kv_groups.cache_for(model.decoder, model.kv_plan, num_blocks, config.block_size)
     limits = _limits(config, model, num_blocks, num_host_blocks)
-    model.decoder.make_states(limits.max_num_seqs, limits.num_state_snapshots)
+    num_snapshots = _num_state_snapshots(config, model, limits.max_num_seqs)
+    limits = replace(limits, num_state_snapshots=num_snapshots)
+    model.decoder.make_states(limits.max_num_seqs, num_snapshots)
     grammars = _grammars(model)
     made: type[ModelRunner] = EagerRunner
     if model.decoder.stack is not None:
@@ -431,21 +433,16 @@ def _limits(
 ) -> Limits:
     facts, plan = model.facts, model.kv_plan
     limits = shape_limits(config, model.device.type, facts.max_model_len, facts.vocab_size)
-    limits = replace(
-        limits,
-        num_blocks=num_blocks,
-        num_host_blocks=num_host_blocks,
-        num_state_snapshots=_num_state_snapshots(config, model, limits.max_num_seqs),
-    )
+    limits = replace(limits, num_blocks=num_blocks, num_host_blocks=num_host_blocks)
     if plan is None:
         return limits
     return replace(limits, block_size=plan.groups[0].block_size, kv_groups=plan.groups)
 
 
 def _num_state_snapshots(config: WorkerConfig, model: LoadedModel, max_num_seqs: int) -> int:
-    """As many on all ranks: a rank measures its memory by itself."""
+    """The number of snapshots, which is the same on all ranks: each measures its own memory."""
     state_bytes = model.decoder.state_bytes
-    if not state_bytes:  # rank 0 asks this alone, where it measures for all
+    if not state_bytes:
         return 0
     if config.state_snapshots is not None:
         return config.state_snapshots

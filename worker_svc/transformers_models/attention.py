@@ -20,7 +20,6 @@ from worker_svc.attention.backend import AttentionChoice
 from worker_svc.attention.batch import AttentionBatch, HeadLayout, fuses
 from worker_svc.attention.call import AttentionCall
 from worker_svc.attention.layer_cache import KvShape, LayerCache
-from worker_svc.attention.layer_kv import LayerKv
 from worker_svc.attention.page_cache import PageCache
 from worker_svc.models.spec import UnsupportedModel
 
@@ -205,10 +204,6 @@ class KvLayout:
         return [None if reach >= max_model_len else reach for reach in farthest]
 
 
-def _group_of(kv: LayerKv) -> int:
-    return 0 if kv.place is None else kv.place.group
-
-
 class TorchAttender:
     """Stores and attends by operations of torch, for one pass over some of a step's sequences."""
 
@@ -228,7 +223,7 @@ class TorchAttender:
         kv = self._kv_cache.of_layer(self._layout.places[call.layer])
         is_stored = call.layer in self._layout.sources
         k, v = (None, None) if is_stored else (call.k, call.v)
-        batch = self._batch.of_group(_group_of(kv))
+        batch = self._batch.of_group(kv.group)
         return self._attention.attend(
             AttentionCall(call.q, kv, batch, kind.attention, k, v, call.sinks)
         )
@@ -271,7 +266,7 @@ class KernelAttention:
         kv_cache, batch = self._kv_cache, self._batch
         assert kv_cache is not None and batch is not None  # of a step
         kv = kv_cache.of_layer(self._layout.places[call.layer])
-        batch = batch.of_group(_group_of(kv))
+        batch = batch.of_group(kv.group)
         if call.layer not in self._layout.sources:
             self._write(call.k.contiguous(), call.v.contiguous(), kv.k, kv.v, batch.slot_mapping)
         kind = self._layout.kinds[call.layer].attention

@@ -207,7 +207,7 @@ def test_every_configuration_gives_the_same(num_rows, has_room, device, assert_c
     """Those of many rows are tried with a few, since programs are interpreted."""
     case = Case((6, 160, 72, 3, 2), torch.float16, device)
     config = grouped_linear._config(
-        num_rows, num_rows / 8, True, 2, is_fp8=False, has_room=has_room
+        num_rows, num_rows / 8, True, 2, is_narrow=False, has_room=has_room
     )
     monkeypatch.setattr(grouped_linear, "_config", lambda *_, **__: config)
     assert_close(case.by_groups(case.residual), case.expected(case.residual))

@@ -51,6 +51,19 @@ def decoder(
     )
 
 
+def sliding_layers(config: ConfigJson, otherwise: Sequence[bool]) -> Sequence[bool]:
+    """True for each layer that `layer_types` says slides; `otherwise` where the key is not there.
+
+    Raises UnsupportedModel for another number of layers.
+    """
+    kinds = config.get("layer_types")
+    if kinds is None:
+        return otherwise
+    if len(kinds) != len(otherwise):
+        raise UnsupportedModel(f"layer_types: {len(kinds)} entries for {len(otherwise)} layers")
+    return [kind == SLIDING for kind in kinds]
+
+
 def windowed(
     config: ConfigJson, spec: ModelSpec, window: int | None, slides: Sequence[bool]
 ) -> ModelSpec:
@@ -63,10 +76,7 @@ def windowed(
         raise UnsupportedModel(f"layer_types: {SLIDING!r} without a sliding_window in use")
     if window is None:
         return spec
-    if kinds is not None and len(kinds) != spec.num_layers:
-        raise UnsupportedModel(f"layer_types: {len(kinds)} entries for {spec.num_layers} layers")
-    if kinds is not None:
-        slides = [kind == SLIDING for kind in kinds]
+    slides = sliding_layers(config, slides)
     layers = (
         replace(layer, mixer=replace(layer.mixer, window=window if is_sliding else None))
         for layer, is_sliding in zip(spec.layers, slides, strict=True)
@@ -89,10 +99,14 @@ def windowed_throughout(config: ConfigJson, spec: ModelSpec, window: int | None)
     return windowed(config, spec, window, [True] * spec.num_layers)
 
 
+def qwen_window(config: ConfigJson) -> int | None:
+    """The window of Qwen's configurations; None: it is not in use. Raises UnsupportedModel."""
+    return config.window(absent=QWEN_WINDOW) if config.get("use_sliding_window") else None
+
+
 def windowed_as_qwen(config: ConfigJson, spec: ModelSpec) -> ModelSpec:
     """The model with a window on its layers from `max_window_layers` on, if it is in use."""
-    in_use = bool(config.get("use_sliding_window"))
-    window = config.window(absent=QWEN_WINDOW) if in_use else None
+    window = qwen_window(config)
     num_full = config.get("max_window_layers")
     num_full = QWEN_FULL_LAYERS if num_full is None else num_full
     if window is not None and (not isinstance(num_full, int) or num_full < 0):
@@ -104,6 +118,11 @@ def _refuse_variants(config: ConfigJson, layer_types: Sequence[str]) -> None:
     activation = config.values.get("hidden_act", "silu")
     if activation != "silu":
         raise UnsupportedModel(f"hidden_act: {activation!r} is not supported, only 'silu' is")
+    refuse_layer_types(config, layer_types)
+
+
+def refuse_layer_types(config: ConfigJson, served: Sequence[str]) -> None:
+    """Raises UnsupportedModel for a layer of another type."""
     for kind in config.get("layer_types") or ():
-        if kind not in layer_types:
+        if kind not in served:
             raise UnsupportedModel(f"layer_types: {kind!r} is not supported")

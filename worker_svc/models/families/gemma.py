@@ -11,6 +11,7 @@ from typing import Any
 
 from worker_svc.models.config_file import ConfigJson
 from worker_svc.models.config_keys import FULL_ATTENTION
+from worker_svc.models.families import dense
 from worker_svc.models.families.dense import SLIDING
 from worker_svc.models.spec import (
     Activation,
@@ -65,7 +66,9 @@ def decoder(
     )
     near = replace(whole, rope=NEAR, window=config.window())
     feed = MlpSpec(config.positive("intermediate_size"), activation=_activation(config))
-    slides = _slides(config, num_layers, period)
+    dense.refuse_layer_types(config, (FULL_ATTENTION, SLIDING))
+    by_period = [(index + 1) % period != 0 for index in range(num_layers)]
+    slides = dense.sliding_layers(config, by_period)
     if any(slides) and near.window is None:
         raise UnsupportedModel(f"sliding_window: is null, and layers are of type {SLIDING!r}")
     layers = (LayerSpec(near if is_near else whole, feed, norms_outputs=True) for is_near in slides)
@@ -85,16 +88,6 @@ def decoder(
     )
 
 
-def softcap(config: ConfigJson, name: str) -> float | None:
-    """The value of a softcap, or None. Raises UnsupportedModel for another kind of value."""
-    value = config.get(name)
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-        raise UnsupportedModel(f"{name}: {value!r} is no number above 0")
-    return float(value)
-
-
 def _activation(config: ConfigJson) -> Activation:
     served = Activation.GELU_TANH
     for name in ("hidden_activation", "hidden_act"):  # the second is of older files, and not read
@@ -103,16 +96,3 @@ def _activation(config: ConfigJson) -> Activation:
                 f"{name}: {config.get(name)!r} is not supported, only {served.value!r} is"
             )
     return served
-
-
-def _slides(config: ConfigJson, num_layers: int, period: int) -> list[bool]:
-    """True for each layer with a window. Raises UnsupportedModel."""
-    kinds = config.get("layer_types")
-    if kinds is None:
-        return [(index + 1) % period != 0 for index in range(num_layers)]
-    for kind in kinds:
-        if kind not in (SLIDING, FULL_ATTENTION):
-            raise UnsupportedModel(f"layer_types: {kind!r} is not supported")
-    if len(kinds) != num_layers:
-        raise UnsupportedModel(f"layer_types: {len(kinds)} entries for {num_layers} layers")
-    return [kind == SLIDING for kind in kinds]

@@ -34,8 +34,8 @@ def read(config: ConfigJson) -> ModelSpec:
     spec = gemma.decoder(
         config,
         period=PERIOD,
-        score_softcap=gemma.softcap(config, SCORES),
-        logit_softcap=gemma.softcap(config, LOGITS),
+        score_softcap=config.above_zero(SCORES),
+        logit_softcap=config.above_zero(LOGITS),
     )
     rope = rotary(config, spec.layers[0].mixer.head_dim)
     return replace(spec, ropes={gemma.WHOLE: rope, gemma.NEAR: rope})

@@ -40,7 +40,9 @@ def read(config: ConfigJson) -> ModelSpec:
     spec = dense.windowed(config, spec, config.window(absent=WINDOW), slides)
     # Chosen by their logits, of which the softmax is; as is that of all, divided by their sum.
     router = RouterSpec(*_counts(config), renormalizes=True, has_logit_bias=True)
-    clamp = Clamp(_number(config, "swiglu_limit", LIMIT), _number(config, "swiglu_alpha", ALPHA))
+    clamp = Clamp(
+        config.above_zero("swiglu_limit", LIMIT), config.above_zero("swiglu_alpha", ALPHA)
+    )
     size = config.positive("intermediate_size")
     feed = MoeSpec(router, size, bias=True, clamp=clamp)
     layers = tuple(_layer(layer, feed) for layer in spec.layers)
@@ -59,16 +61,6 @@ def _counts(config: ConfigJson) -> tuple[int, int]:
             "experts_per_token: differs from num_experts_per_tok, and only one can hold"
         )
     return num_experts, top_k
-
-
-def _number(config: ConfigJson, name: str, default: float) -> float:
-    """A number above 0. Raises UnsupportedModel."""
-    value = config.get(name)
-    if value is None:
-        return default
-    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-        raise UnsupportedModel(f"{name}: {value!r} is no number above 0")
-    return float(value)
 
 
 FAMILY = Family(

@@ -24,11 +24,9 @@ def read(config: ConfigJson) -> ModelSpec:
 
 def _windowed(config: ConfigJson, spec: ModelSpec) -> ModelSpec:
     """The model with a window, if it is in use, on every second layer up to `max_window_layers`."""
-    in_use = bool(config.get("use_sliding_window"))
-    window = config.window(absent=dense.QWEN_WINDOW) if in_use else None
     last = config.positive("max_window_layers", dense.QWEN_FULL_LAYERS)
     slides = [index % 2 == 0 and index < last for index in range(spec.num_layers)]
-    return dense.windowed(config, spec, window, slides)
+    return dense.windowed(config, spec, dense.qwen_window(config), slides)
 
 
 FAMILY = Family(

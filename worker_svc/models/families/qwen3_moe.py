@@ -10,9 +10,8 @@ EXPERTS, EXPERTS_PER_TOKEN, INTERMEDIATE_SIZE = 128, 8, 768
 
 
 def read(config: ConfigJson) -> ModelSpec:
-    in_use = bool(config.get("use_sliding_window"))
-    window = config.window(absent=dense.QWEN_WINDOW) if in_use else None
     # Of all layers: this class of transformers does not count them, as Qwen3's does.
+    window = dense.qwen_window(config)
     spec = dense.windowed_throughout(config, qwen3.without_windows(config), window)
     router = RouterSpec(
         *experts.counts(config, EXPERTS, EXPERTS_PER_TOKEN),
