@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.worker_svc.conftest import serving
 from tests.worker_svc.transformers_models import families, test_served
-from tests.worker_svc.transformers_models.families import Oracle, write
+from tests.worker_svc.transformers_models.families import write
 from tests.worker_svc.transformers_models.test_served import Family
 
 CONFIG = replace(test_served.CONFIG, model_impl="native")
@@ -29,12 +28,8 @@ def family(
 ) -> Iterator[Family]:
     name, sizes = CASES[request.param]
     folder = write(name, tmp_path_factory.mktemp("experts") / name, sizes)
-    oracle = Oracle(name, folder)
-    prompts = [test_served.prompt_of(length) for length in test_served.LENGTHS]
-    wanted = [oracle(prompt, test_served.NUM_TOKENS) for prompt in prompts]
-    assert oracle.smallest_lead > 1e-4, "another draw of weights would have clearer winners"
-    with serving(CONFIG, folder) as worker:
-        yield Family(name, worker, prompts, wanted)
+    with test_served.served(name, folder, CONFIG) as found:
+        yield found
 
 
 def test_the_models_are_those_that_transformers_computes_too() -> None:

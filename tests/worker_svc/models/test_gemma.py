@@ -37,8 +37,9 @@ from tests.worker_svc.models.test_windows import (
     greedy,
     in_chunks,
     load,
+    made_once,
 )
-from tests.worker_svc.random_models import Family, save_random_model
+from tests.worker_svc.random_models import Family
 from tests.worker_svc.transformers_models.families import write
 from worker_svc.models import config as model_config
 from worker_svc.models import load_model
@@ -118,16 +119,7 @@ PUBLISHED_1B: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pair]:
-    """A checkpoint's folder, and the model of transformers."""
-    made: dict[str, Pair] = {}
-
-    def get(name: str) -> Pair:
-        if name not in made:
-            folder, (family, changes) = tmp_path_factory.mktemp(name), CHECKPOINTS[name]
-            made[name] = folder, save_random_model(folder, family, SHAPE | SIZES | changes)
-        return made[name]
-
-    return get
+    return made_once(tmp_path_factory, CHECKPOINTS, SHAPE | SIZES)
 
 
 @pytest.mark.parametrize("by", ["torch", "c", BY_TRITON])
@@ -219,7 +211,7 @@ def _newer(name: str) -> str:
 
 
 def test_what_a_published_configuration_with_pictures_leaves_out(tmp_path: Path) -> None:
-    """That of gemma-3-4b-it has no more of the text than this."""
+    """The one of gemma-3-4b-it has no more of the text than this."""
     text = {
         "hidden_size": 2560,
         "intermediate_size": 10240,
@@ -259,7 +251,7 @@ def test_what_a_published_configuration_with_pictures_leaves_out(tmp_path: Path)
 @pytest.mark.parametrize("name", ["gemma2", "gemma3"])
 @pytest.mark.parametrize("integers", [False, True])
 def test_a_gguf_file(name: str, integers: bool, tmp_path: Path) -> None:
-    """With a table of integers, too, whose rows are scaled when they are read."""
+    """Its table may be of integers, too, whose rows are scaled when they are read."""
     theirs = random_model(name)
     table = theirs.model.embed_tokens.weight
     if integers:  # in groups of 32 with a scale of 2^-7 each: the file has them as they are

@@ -10,14 +10,13 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from tests.worker_svc.conftest import serving
 from tests.worker_svc.models.test_experts import QWEN3_MOE
 from tests.worker_svc.models.test_experts import load as load_config
 from tests.worker_svc.models.test_experts_served import CONFIG
 from tests.worker_svc.models.test_models import MAX_MODEL_LEN
 from tests.worker_svc.mxfp4_checkpoints import SETTINGS, meaning, random_codes, save_mxfp4
 from tests.worker_svc.transformers_models import test_served
-from tests.worker_svc.transformers_models.families import Oracle, write
+from tests.worker_svc.transformers_models.families import write
 from tests.worker_svc.transformers_models.test_served import Family
 from worker_svc.models import Decoder, load_model
 from worker_svc.models import config as model_config
@@ -45,12 +44,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 @pytest.fixture(scope="module")
 def family(folders: tuple[Path, Path]) -> Iterator[Family]:
     stored, twin = folders
-    oracle = Oracle("gpt_oss", twin)
-    prompts = [test_served.prompt_of(length) for length in test_served.LENGTHS]
-    wanted = [oracle(prompt, test_served.NUM_TOKENS) for prompt in prompts]
-    assert oracle.smallest_lead > 1e-4, "another draw of codes would have clearer winners"
-    with serving(CONFIG, stored) as worker:
-        yield Family("gpt_oss", worker, prompts, wanted)
+    with test_served.served("gpt_oss", stored, CONFIG, twin) as found:
+        yield found
 
 
 test_one_at_a_time = test_served.test_one_at_a_time_and_again_after_a_cached_prefix

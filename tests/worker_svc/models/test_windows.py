@@ -1,7 +1,8 @@
 """Layers with windows against transformers, around the window's length in every way."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -64,15 +65,21 @@ Pair = tuple[Path, PreTrainedModel]
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pair]:
-    """A checkpoint's folder, and the model of transformers."""
-    made: dict[str, Pair] = {}
+    shape = SHAPE | {"num_hidden_layers": 3, "num_key_value_heads": 2}
+    return made_once(tmp_path_factory, CHECKPOINTS, shape)
 
+
+def made_once(
+    tmp_path_factory: pytest.TempPathFactory,
+    checkpoints: Mapping[str, tuple[Family, dict[str, Any]]],
+    shape: dict[str, Any],
+) -> Callable[[str], Pair]:
+    """A function from a checkpoint's name to its folder and the model of transformers."""
+
+    @cache
     def get(name: str) -> Pair:
-        if name not in made:
-            folder, (family, changes) = tmp_path_factory.mktemp(name), CHECKPOINTS[name]
-            shape = SHAPE | {"num_hidden_layers": 3, "num_key_value_heads": 2} | changes
-            made[name] = folder, save_random_model(folder, family, shape)
-        return made[name]
+        folder, (family, changes) = tmp_path_factory.mktemp(name), checkpoints[name]
+        return folder, save_random_model(folder, family, shape | changes)
 
     return get
 

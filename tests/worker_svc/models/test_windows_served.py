@@ -5,9 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from tests.worker_svc.conftest import serving
 from tests.worker_svc.transformers_models import test_served
-from tests.worker_svc.transformers_models.families import Oracle, write
+from tests.worker_svc.transformers_models.families import write
 from tests.worker_svc.transformers_models.test_served import Family
 
 CONFIG = replace(test_served.CONFIG, model_impl="native")
@@ -19,12 +18,8 @@ def family(
 ) -> Iterator[Family]:
     name = request.param
     folder = write(name, tmp_path_factory.mktemp("windows") / name)
-    oracle = Oracle(name, folder)
-    prompts = [test_served.prompt_of(length) for length in test_served.LENGTHS]
-    wanted = [oracle(prompt, test_served.NUM_TOKENS) for prompt in prompts]
-    assert oracle.smallest_lead > 1e-4, "another draw of weights would have clearer winners"
-    with serving(CONFIG, folder) as worker:
-        yield Family(name, worker, prompts, wanted)
+    with test_served.served(name, folder, CONFIG) as found:
+        yield found
 
 
 test_one_at_a_time = test_served.test_one_at_a_time_and_again_after_a_cached_prefix

@@ -2,7 +2,9 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -24,6 +26,7 @@ from tests.worker_svc.transformers_models.families import (
     write,
 )
 from wire.server import SERVER_OPTIONS, bind
+from worker_svc.config import WorkerConfig
 
 NUM_TOKENS = 10
 LENGTHS = (3, 17, 33, 40)  # of prompts: below a window, above a chunk, at the edges of blocks
@@ -59,11 +62,20 @@ def family(
 ) -> Iterator[Family]:
     name = request.param
     folder = write(name, tmp_path_factory.mktemp("families") / name)
-    oracle = Oracle(name, folder)
+    config = replace(CONFIG, num_kv_blocks=NUM_BLOCKS.get(name, CONFIG.num_kv_blocks))
+    with served(name, folder, config) as found:
+        yield found
+
+
+@contextmanager
+def served(
+    name: str, folder: Path, config: WorkerConfig, twin: Path | None = None
+) -> Iterator[Family]:
+    """A folder's model in a worker, and its tokens by transformers, or those of its twin."""
+    oracle = Oracle(name, twin or folder)
     prompts = [prompt_of(length) for length in LENGTHS]
     wanted = [oracle(prompt, NUM_TOKENS) for prompt in prompts]
     assert oracle.smallest_lead > 1e-4, "another draw of weights would have clearer winners"
-    config = replace(CONFIG, num_kv_blocks=NUM_BLOCKS.get(name, CONFIG.num_kv_blocks))
     with serving(config, folder) as worker:
         yield Family(name, worker, prompts, wanted)
 
@@ -122,7 +134,7 @@ async def scheduled(
     work: Callable[[Engine, Any], Awaitable[list[list[int]]]],
     **options: Any,
 ) -> tuple[list[list[int]], Engine]:
-    """The same for the worker at a port."""
+    """Does the work as `under_a_scheduler` does, at the worker of a port."""
     engine = Engine(service_config(worker_port, **{"max_num_seqs": 8, **options}))
     server = grpc.aio.server(options=SERVER_OPTIONS)
     scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(SchedulerService(engine), server)
