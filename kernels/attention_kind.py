@@ -49,7 +49,7 @@ class AttentionKind:
         return hidden
 
     def within(self, max_model_len: int) -> "AttentionKind":
-        """The same for contexts of up to this length, in which a longer window hides nothing."""
+        """This kind for contexts of up to this length, in which a longer window hides nothing."""
         if self.window is None or self.window < max_model_len:
             return self
         return replace(self, window=None)

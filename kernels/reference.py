@@ -108,7 +108,7 @@ def choose_experts(
 def with_shared_experts(
     weights: Tensor, chosen: Tensor, first: int, count: int, gate: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """The same, [T, top_k + count] each, with experts from `first` on that every row has.
+    """Adds experts from `first` on that every row has: weights and chosen, [T, top_k + count] each.
 
     Their weight is 1, or the sigmoid of `gate` [T].
     """
@@ -312,14 +312,14 @@ class _Blocks:
     rows_per_block: int
 
     def of(self, sequences: list[int]) -> "_Blocks":
-        """Those of some sequences."""
+        """The blocks of some sequences."""
         if sequences == list(range(len(self.tables))):
             return self
         tables = self.tables[torch.tensor(sequences, device=self.tables.device)]
         return _Blocks(tables, self.block_size, self.rows_per_block)
 
     def of_one(self, sequence: int) -> "_Blocks":
-        """Those of one sequence."""
+        """The blocks of one sequence."""
         tables = self.tables[sequence : sequence + 1]
         return _Blocks(tables, self.block_size, self.rows_per_block)
 

@@ -17,7 +17,7 @@ class LayerPlace:
     rows_per_block: int  # from a row of one block to the same row of the next, in `rows`
 
     def rows_of(self, kv_slots: Tensor) -> Tensor:
-        """Where in `rows` the KV slots of the group are."""
+        """The rows of `rows` that KV slots of the group are."""
         if self.rows_per_block == self.block_size:
             return kv_slots
         blocks = kv_slots.div(self.block_size, rounding_mode="floor")
@@ -47,7 +47,7 @@ class LayerKv:
         scales: Tensor | None = None,
         key_offsets: Tensor | None = None,
     ) -> "LayerKv":
-        """Those of a layer [num_slots, 2, Hkv, D], whose keys and values have one size."""
+        """Returns a layer's keys and values [num_slots, 2, Hkv, D], which have one size."""
         k_rows, v_rows = rows.unbind(1)
         k, v = rows.view(-1, block_size, *rows.shape[1:]).unbind(2)
         return cls(k, v, rows, k_rows, v_rows, scales, key_offsets)
@@ -64,9 +64,9 @@ class LayerKv:
 
     @property
     def rows_per_block(self) -> int:
-        """From a row of one block to the same row of the next."""
+        """The distance from a row of one block to the same row of the next."""
         return self.block_size if self.place is None else self.place.rows_per_block
 
     def rows_of(self, kv_slots: Tensor) -> Tensor:
-        """Where in `rows` the KV slots of the layer's group are."""
+        """The rows of `rows` that KV slots of the layer's group are."""
         return kv_slots if self.place is None else self.place.rows_of(kv_slots)

@@ -84,7 +84,7 @@ class AttentionStep:
         kv_cache: KVCache | PageCache,
         dtype: torch.dtype,
     ) -> None:
-        """Of projections of this type; the cache may have another. `kinds` are those of layers."""
+        """Serves projections of this type; the cache may have another. `kinds` has one a layer."""
         self._heads = heads
         self._kinds = kinds
         self._batch = batch

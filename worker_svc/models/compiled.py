@@ -221,7 +221,7 @@ class CompiledDecoder:
         kv: LayerKv,
         batch: AttentionBatch,
     ) -> "_AttentionStep":
-        """That of layers of a kind that rotate by this table, [P, D] float32; `kv` is of one."""
+        """The step of layers of a kind that rotate by a table, [P, D] float32; `kv` is of one."""
         heads = self._heads
         batch = batch.of_group(kv.group)
         tables, slots = batch.block_tables.contiguous(), kv.rows_of(batch.slot_mapping)

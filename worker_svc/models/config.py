@@ -69,7 +69,7 @@ def _check_mxfp4(spec: ModelSpec) -> None:
 
 
 def _expert_schemes(spec: ModelSpec, quantization: Quantization) -> Iterator[Scheme]:
-    """How the weights of each layer's first expert are stored.
+    """The schemes in which each layer's first expert is stored.
 
     Raises UnsupportedModel for experts of every token, and for those that one tensor holds: their
     tensors are read as plain numbers.

@@ -93,7 +93,7 @@ class DecoderLayer:
         self.feed.drop_output_bias()
 
     def add_norm_offsets(self) -> None:
-        """Once, when all weights are filled, before anything reads them."""
+        """Adds the offsets, once, when all weights are filled and before anything reads them."""
         self.attention.add_norm_offset()
         for norm in self._norms:
             norm.add_offset()
@@ -373,7 +373,7 @@ class Decoder:
 
 
 def _expert_form(quantization: Quantization | None, is_fused: bool) -> ExpertForm:
-    """How experts are held; codes of MXFP4 stay where the fused layers compute them."""
+    """The form in which experts are held; codes of MXFP4 stay where fused layers compute them."""
     if isinstance(quantization, Mxfp4):
         return ExpertForm.CODES if is_fused else ExpertForm.WIDENED
     return ExpertForm.NUMBERS if quantization is None else ExpertForm.EMPTY

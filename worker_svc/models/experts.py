@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 
 class ExpertForm(Enum):
-    """How the weights of experts are held, and what fills them."""
+    """The form in which weights of experts are held, and what fills them."""
 
     NUMBERS = "numbers"  # float numbers, of such
     EMPTY = "empty"  # those of a quantized model: no memory before they are filled
@@ -105,7 +105,7 @@ class Experts:
     def _shared_destinations(
         self, prefix: str, names: TensorNames, gate_ups: Sequence[Linear], downs: Sequence[Linear]
     ) -> Destinations:
-        """Of the expert of every token."""
+        """The destinations of the expert of every token."""
         if self._gates_shared:
             yield f"{prefix}.{names.shared_gate}.weight", self.router[-1:]
         expert, inner = f"{prefix}.{names.shared_expert}", self._inner
@@ -121,7 +121,7 @@ class Experts:
         self._down.drop_bias()
 
     def pack(self) -> None:
-        """Once, when all weights are filled."""
+        """Packs the weights, once, when all are filled."""
         self._gate_up.pack()
         self._down.pack()
 
@@ -160,7 +160,7 @@ class Joined:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the tensor."""
+        """The shape of the checkpoint's tensor."""
         size = list(self.parts[0].shape)
         size[self.dim] *= len(self.parts)
         return tuple(size)
@@ -183,7 +183,7 @@ class Stacked:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the tensor."""
+        """The shape of the checkpoint's tensor."""
         num_experts, num_outputs, *inputs = self.values.shape
         return num_experts, *inputs, num_outputs
 
@@ -238,7 +238,7 @@ class _Stack:
             linear.bias = None if self._bias is None else self._bias[index]
 
     def destinations(self, name: str, num_parts: int) -> Destinations:
-        """Of a checkpoint with one tensor for all experts, in which outputs of parts alternate."""
+        """The destinations of one tensor for all experts, in which outputs of parts alternate."""
         if self._values is None:
             raise ValueError(f"{name}: is read as float numbers alone")
         if self._is_mxfp4:

@@ -133,12 +133,12 @@ class FusedLayer:
 
     @property
     def reads_norm(self) -> NormedGemm | FusedExperts:
-        """What norms the stream between attention and feed."""
+        """The part that norms the stream between attention and feed."""
         return self.feed.gate_up if isinstance(self.feed, FusedMlp) else self.feed
 
     @property
     def plain(self) -> LayerWeights | None:
-        """The same weights; None if one is stored in fewer bits, or there are experts."""
+        """The layer's weights as plain ones; None if one has fewer bits, or there are experts."""
         if not isinstance(self.feed, FusedMlp):
             return None
         qkv, o, gate_up, down = self.qkv, self.o, self.feed.gate_up, self.feed.down
@@ -237,7 +237,7 @@ class FusedDecoder:
 
     @property
     def is_usual(self) -> bool:
-        """Whether no layer does more than attention and an MLP with SiLU."""
+        """True if no layer does more than attention and an MLP with SiLU."""
         return all(layer.is_usual for layer in self._layers)
 
     @property

@@ -47,7 +47,7 @@ class RMSNorm:
         yield f"{prefix}.weight", self.weight
 
     def add_offset(self) -> None:
-        """Once, when the weight is filled, before anything reads it."""
+        """Adds the offset, once, when the weight is filled and before anything reads it."""
         if self._offset:
             self.weight += self._offset
 
@@ -128,7 +128,7 @@ class Attention:
         self._o.bias = None
 
     def add_norm_offset(self) -> None:
-        """Once, when all weights are filled, before anything reads them."""
+        """Adds the offset, once, when all weights are filled and before anything reads them."""
         if self._norms is not None and self._norm_offset:
             for norm in self._norms:
                 norm[0] += self._norm_offset

@@ -70,7 +70,7 @@ class Mxfp4Tensor:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the tensor."""
+        """The shape of the checkpoint's tensor."""
         num_experts, num_outputs, width = self.experts.values.shape
         num_inputs = width if self.experts.scales is None else 2 * width
         by_block = num_experts, num_outputs, num_inputs // BLOCK

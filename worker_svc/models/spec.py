@@ -110,7 +110,7 @@ class LayerSpec:
 
     @property
     def shape(self) -> "LayerSpec":
-        """The same layer without all that changes no size and no weight."""
+        """The layer without all that changes no size and no weight."""
         mixer = replace(self.mixer, rope=None, window=None, scale=None, softcap=None)
         return replace(self, mixer=mixer)
 
@@ -181,7 +181,7 @@ class TensorNames:
     divided: Mapping[str, int] = field(default_factory=lambda: DIVIDED)
 
     def under(self, prefix: str) -> "TensorNames":
-        """The same names below this one, the head's, too."""
+        """These names below another one, the head's, too."""
         return replace(
             self,
             embedding=f"{prefix}.{self.embedding}",

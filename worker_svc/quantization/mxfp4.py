@@ -36,7 +36,7 @@ class Mxfp4:
         return cls()
 
     def scheme(self, name: str) -> Scheme:
-        """That of plain numbers: no linear layer of its own is in MXFP4."""
+        """The scheme of plain numbers: no linear layer of its own is in MXFP4."""
         return PLAIN
 
 
@@ -55,7 +55,7 @@ def widened(blocks: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def rearranged(blocks: Tensor, scales: Tensor) -> Tensor:
-    """The same codes as kernels read them, [N, K / 2]: see `ExpertWeights`. Raises as `widened`."""
+    """The codes as kernels read them, [N, K / 2]: see `ExpertWeights`. Raises as `widened`."""
     check(scales)
     codes = torch.stack((blocks & 15, blocks >> 4), -1).flatten(-2)  # [N, K / 32, 32]
     first, second = codes.chunk(2, -1)

@@ -86,7 +86,7 @@ class HostSlots:
         return cls(np.zeros(max_num_seqs, dtype=SLOT), [None] * max_num_seqs, other_blocks)
 
     def copy(self) -> "HostSlots":
-        """The same slots, to be changed."""
+        """A copy of the slots, to be changed."""
         others = self.other_blocks  # empty with one group, and then never changed
         if len(others):
             others = others.copy()

@@ -53,7 +53,7 @@ def shape_of(config: WorkerConfig, folder: Path) -> "ModelSpec | TransformersCon
 
 
 def _for_length(config: WorkerConfig, shape: Shape) -> Shape:
-    """The same. Raises UnsupportedModel if it does not serve contexts of the configured length."""
+    """The shape. Raises UnsupportedModel if it does not serve contexts of the configured length."""
     shape.check_length(config.max_model_len or shape.max_model_len)
     return shape
 

@@ -159,7 +159,7 @@ def _load_natively(
 
 
 def _measured_dtype(shape: ModelSpec, group: Group) -> Callable[[], torch.dtype] | None:
-    """What finds the quickest type on this CPU; None: ranks, and experts, have no measure."""
+    """The search for the quickest type on this CPU; None: ranks, and experts, have no measure."""
     if group.size > 1 or shape.has_experts:
         return None
     return lambda: quickest(WeightShapes.of(shape))

@@ -42,7 +42,7 @@ class TensorCut:
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=self.dim)
 
     def share(self, name: str) -> Share:
-        """The same for readers of parts that are one piece. Raises UnsupportedModel for others."""
+        """The cut for readers of parts that are one piece. Raises UnsupportedModel for others."""
         if self.num_blocks > 1:
             raise UnsupportedModel(
                 f"{name}: tensor_parallel_size does not divide this tensor of a quantized "

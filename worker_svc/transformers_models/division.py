@@ -40,7 +40,7 @@ _PARAMETERS = {
 
 
 class Division:
-    """What one rank has of each parameter of a model, and what its modules ask of the others."""
+    """One rank's part of each parameter of a model, and what its modules ask of the others."""
 
     def __init__(self, model: PreTrainedModel, group: Group) -> None:
         """Reads the plan of a model, whose parameters are whole and need no memory.
@@ -197,7 +197,7 @@ class Division:
     def _cut(
         self, name: str, whole: Tensor, dim: int, num_blocks: int = 1, count: int | None = None
     ) -> None:
-        """With fewer parts than ranks, ranks next to each other have the same."""
+        """Notes a cut; with fewer parts than ranks, ranks next to each other have the same."""
         count = count or self.group.size
         cut = TensorCut(dim, self.group.rank // (self.group.size // count), count, num_blocks)
         cut.require_equal(name, whole.shape)

@@ -58,7 +58,7 @@ _BUILDING = threading.Lock()
 
 @dataclass(frozen=True, slots=True)
 class LoadTarget:
-    """What a model is built for: its configuration, where it lies, and its ranks."""
+    """The target of a build: a model's configuration, where it lies, and its ranks."""
 
     config: TransformersConfig
     dtype: torch.dtype

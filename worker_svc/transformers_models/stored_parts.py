@@ -38,7 +38,7 @@ def parts_of(
 
 
 class _Names:
-    """What a checkpoint's tensors become in a model."""
+    """The names in a model that a checkpoint's tensors get."""
 
     def __init__(self, outline: PreTrainedModel) -> None:
         known = get_model_conversion_mapping(outline)

@@ -96,7 +96,7 @@ WINDOWS = [2, 7, 16, 17, 33, 70]
 
 
 def without_blocks_before(batch, window, lens):
-    """The same sequences with the null block, which is NaN, wherever no query's window reaches."""
+    """The sequences with the null block, which is NaN, wherever no query's window reaches."""
     tables = batch.block_tables.clone()
     for row, (context, length) in enumerate(zip(batch.context_lens.tolist(), lens, strict=True)):
         tables[row, : max(0, context - length - window + 1) // BLOCK] = 0

@@ -167,7 +167,7 @@ def test_blocks_before_a_window_change_nothing(library: Library, heads: Heads, w
 
 @pytest.mark.parametrize("heads", SHAPES[:4], ids=str)
 def test_blocks_may_lie_apart(library: Library, heads: Heads) -> None:
-    """As those of a layer do in pages that hold other layers, too."""
+    """Blocks of a layer lie so in pages that hold other layers, too."""
     step = Step(library.dtype, heads, [1, 33, 300, 77], [1, 1, 1, 40], 33)
     wanted, cache = step.run(library)
     blocks = step.cache.view(-1, BLOCK_SIZE, *step.cache.shape[1:])

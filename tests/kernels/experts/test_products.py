@@ -172,7 +172,7 @@ def test_a_bias_of_another_size_is_refused_by_name():
 def test_weights_in_4_bits_are_the_numbers_that_they_stand_for(
     way, rows, dtype, device, assert_close
 ):
-    """Where tiles do not divide the columns, and neither are these a power of two."""
+    """Tiles do not divide the columns here, which are no power of two either."""
     case = Case((rows, 160, 96, 4, 2), dtype, device)
     (gate_up, plain_gate_up), (down, plain_down) = in_4_bits(case.gate_up), in_4_bits(case.down)
     case.gate_up, case.down = plain_gate_up, plain_down
@@ -204,7 +204,7 @@ def test_all_rows_may_have_one_expert(rows, device, assert_close):
     ("num_rows", "has_room"), [(8, True), (64, True), (300, True), (2000, True), (300, False)]
 )
 def test_every_configuration_gives_the_same(num_rows, has_room, device, assert_close, monkeypatch):
-    """Those of many rows are tried with a few, since programs are interpreted."""
+    """Configurations for many rows are tried with a few, since programs are interpreted."""
     case = Case((6, 160, 72, 3, 2), torch.float16, device)
     config = grouped_linear._config(
         num_rows, num_rows / 8, True, 2, is_narrow=False, has_room=has_room

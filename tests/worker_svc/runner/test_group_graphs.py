@@ -1,4 +1,4 @@
-"""What graphs repeat for a model of several KV groups, interpreted: tokens of the eager runner.
+"""Graphs of a model with several KV groups, interpreted, give the tokens of the eager runner.
 
 Pages of windows are given to other sequences as soon as no later token reads them, and are NaN in
 between, as a scheduler's free pages may be.

@@ -223,7 +223,7 @@ def test_ranks_have_as_many_snapshots_of_states_as_the_one_with_the_least_memory
 
 
 def refused(folder: Path, size: int = 2, **options: Any) -> str:
-    """What the ranks say of a model that they refuse."""
+    """The message with which the ranks refuse a model."""
 
     def on_rank(group: Group) -> str:
         with pytest.raises((UnsupportedModel, RankFailed)) as raised:
