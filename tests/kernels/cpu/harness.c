@@ -1,6 +1,6 @@
 /* Runs the C kernels on a machine that is only emulated: operands from a file, results to another.
  *
- * The file is: operation, rows, a, b as longs, then the operands one after the other. Linked with
+ * The file is: operation, rows, a, b, window as longs, then the operands one after the other. Linked with
  * layer.c and attention.c, and compiled with their definitions. */
 #include <stdio.h>
 #include <stdlib.h>
@@ -23,7 +23,7 @@ int main(int argc, char **argv) {
     if (argc != 3) return 1;
     FILE *from = fopen(argv[1], "rb");
     if (!from) return 1;
-    long *head = take(from, 4, sizeof(long)), rows = head[1], a = head[2], b = head[3];
+    long *head = take(from, 5, sizeof(long)), rows = head[1], a = head[2], b = head[3];
     if (head[0] == 0) { /* linear: x [rows, a], weight [b, a] */
         scalar *x = take(from, rows * a, sizeof *x), *weight = take(from, a * b, sizeof *weight);
         scalar *packed = malloc(packed_size(b, a) * sizeof *packed), *out = malloc(rows * b * sizeof *out);
@@ -55,7 +55,8 @@ int main(int argc, char **argv) {
         float *totals = malloc(rows * a / 16 * 2 * sizeof *totals);
         linear(&p, x, malloc(rows * copy_size(&p) + 1), totals, out, NULL, rows, 1);
         give(argv[2], out, rows * b, sizeof *out);
-    } else { /* attend: one sequence of `rows` new tokens without earlier ones, 3 a heads of b, a of KV */
+    } else { /* attend: one sequence of `rows` new tokens without earlier ones, 3 a heads of b, a of KV;
+                each query sees `window` keys, or all up to its own if that is 0 */
         long blocks = (rows + 15) / 16 + 1;
         scalar *qkv = take(from, rows * 5 * a * b, sizeof *qkv);
         float *cos_sin = take(from, rows * b, sizeof *cos_sin);
@@ -65,8 +66,13 @@ int main(int argc, char **argv) {
         int32_t *table = malloc(blocks * sizeof *table), starts[2] = {0, rows}, context = rows;
         for (long i = 0; i < rows; i++) positions[i] = i, slots[i] = i + 16;
         for (long i = 0; i < blocks; i++) table[i] = i + 1;
-        attention at = {3 * a, a, b, 16, blocks, 0, 1.0f / sqrtf(b), 1e-5f, cos_sin, positions, slots,
-                        table, &context, starts, rows, 1};
+        attention at = {
+            .num_heads = 3 * a, .num_kv_heads = a, .head_dim = b,
+            .block_size = 16, .block_rows = 16, .table_width = blocks, .window = head[4],
+            .scale = 1.0f / sqrtf(b), .eps = 1e-5f, .cos_sin = cos_sin,
+            .positions = positions, .slots = slots, .tables = table,
+            .context_lens = &context, .starts = starts, .rows = rows, .sequences = 1,
+        };
         attend(&at, qkv, NULL, cache, NULL, NULL, out, 1);
         give(argv[2], out, rows * 3 * a * b, sizeof *out);
     }

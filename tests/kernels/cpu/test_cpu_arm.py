@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from kernels import reference
+from kernels.attention_kind import AttentionKind
 from kernels.cpu import build, isa
 from kernels.cpu.library import ATTENTION, SOURCE, STORED
 from tests.kernels.cpu.cpu_cases import (
@@ -48,11 +49,14 @@ class Emulated:
     dtype: torch.dtype
     folder: Path
 
-    def __call__(self, operation: int, rows: int, a: int, b: int, *operands: Tensor) -> Tensor:
+    def __call__(
+        self, operation: int, rows: int, a: int, b: int, *operands: Tensor, window: int = 0
+    ) -> Tensor:
         """Runs an operation on its operands; returns the flat output."""
         source, result = self.folder / "operands", self.folder / "result"
         contents = [x.contiguous().view(torch.uint8).numpy().tobytes() for x in operands]
-        source.write_bytes(struct.pack("<4q", operation, rows, a, b) + b"".join(contents))
+        head = struct.pack("<5q", operation, rows, a, b, window)
+        source.write_bytes(head + b"".join(contents))
         command = [EMULATOR, str(self.program), str(source), str(result)]
         subprocess.run(command, check=True, timeout=patience(300))
         return torch.frombuffer(bytearray(result.read_bytes()), dtype=self.dtype)
@@ -91,13 +95,14 @@ def programs() -> Callable[[str, torch.dtype], Path]:
         path = cache / "-".join(keys)
         if not path.exists():
             made = cache / f".build-{os.getpid()}"
-            subprocess.run(
+            done = subprocess.run(
                 [
                     COMPILER, *build.FLAGS, *flags, f"-I{SOURCE.parent}", str(HARNESS), "-lm",
                     "-o", str(made),
                 ],
-                check=True, timeout=patience(300), stderr=subprocess.DEVNULL,
+                check=False, timeout=patience(300), capture_output=True, text=True,
             )  # fmt: skip
+            assert done.returncode == 0, done.stderr
             made.rename(path)
         return path
 
@@ -150,21 +155,25 @@ def test_norm_and_activation(run: Emulated, assert_close: Check) -> None:
     assert_close(run(SILU, 3, 77, 0, x).view(3, 77), reference.silu_and_mul(x))
 
 
-@pytest.mark.parametrize(("rows", "num_kv", "dim"), [(1, 2, 64), (70, 1, 64), (9, 2, 20)])
-def test_attention(run: Emulated, rows: int, num_kv: int, dim: int) -> None:
+@pytest.mark.parametrize(
+    ("rows", "num_kv", "dim", "window"),
+    [(1, 2, 64, 0), (70, 1, 64, 0), (9, 2, 20, 0), (70, 1, 64, 19), (9, 2, 20, 1)],
+)
+def test_attention(run: Emulated, rows: int, num_kv: int, dim: int, window: int) -> None:
     dtype = run.dtype
     qkv = randn(dtype, rows, 5 * num_kv * dim)
     angles = torch.arange(rows)[:, None] / 10 ** torch.linspace(0, 3, dim // 2)
     cos_sin = torch.cat((angles.cos(), angles.sin()), 1)
-    out = run(ATTEND, rows, num_kv, dim, qkv, cos_sin).view(rows, -1)
+    out = run(ATTEND, rows, num_kv, dim, qkv, cos_sin, window=window).view(rows, -1)
     q, k, v = qkv.view(rows, -1, dim).split((3 * num_kv, num_kv, num_kv), 1)
     q, k = reference.rotary_embedding(q, k, torch.arange(rows), cos_sin)
     k_cache, v_cache = torch.zeros(2, -(-rows // 16), 16, num_kv, dim, dtype=dtype)
     k_cache.flatten(0, 1)[:rows], v_cache.flatten(0, 1)[:rows] = k, v
     table = torch.arange(len(k_cache), dtype=torch.int32)[None]
     ends = torch.tensor([0, rows], dtype=torch.int32)
+    kind = AttentionKind(dim**-0.5, window=window or None)
     expected = reference.paged_attention(
-        q, k_cache, v_cache, table, ends[1:], ends, rows, dim**-0.5
+        q, k_cache, v_cache, table, ends[1:], ends, rows, kind
     ).flatten(1)
     distance = (out.double() - expected.double()).norm()
     assert distance <= BOUNDS[dtype] * expected.double().norm()
