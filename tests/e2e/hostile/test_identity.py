@@ -61,7 +61,10 @@ class Secured:
 
     def environment(self, key: str) -> dict[str, str]:
         return environment_of_users(
-            PAGEWIRE_API_KEY=self.keys[key], XDG_CACHE_HOME=str(self.cache), PYTHONPATH=str(ROOT)
+            PAGEWIRE_API_KEY=self.keys[key],
+            PAGEWIRE_CACHE="",
+            XDG_CACHE_HOME=str(self.cache),
+            PYTHONPATH=str(ROOT),
         )
 
     def write_keys(self) -> Path:

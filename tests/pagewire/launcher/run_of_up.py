@@ -27,11 +27,12 @@ class Up:
         words = ["up", "--checkout", str(self._checkout)]
         for option, port in zip(PORT_OPTIONS, self.ports, strict=True):
             words += [option, str(port)]
+        own = {"PAGEWIRE_CACHE": "", "XDG_CACHE_HOME": str(self.folder), "FAKE": fake}
         run = command.start(
             "pagewire",
             [*words, "--log-dir", str(self.folder / "logs"), *options],
             Path.cwd(),
-            {**os.environ, "XDG_CACHE_HOME": str(self.folder), "FAKE": fake, **environ},
+            os.environ | own | environ,
         )
         self._runs.append(run)
         # What waits for its output then sees the end.
