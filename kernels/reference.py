@@ -143,14 +143,20 @@ def feed_experts(
 def rotary_rows(cos_sin: Tensor, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """The (cos, sin) arguments of `rotate` for these positions; equal in all layers.
 
-    cos_sin is [P, D]: D/2 cosines, then D/2 sines, per position.
+    cos_sin is [P, R]: R/2 cosines, then R/2 sines, per position.
     """
-    cos, sin = cos_sin[positions].to(dtype).unsqueeze(1).chunk(2, dim=-1)  # [T, 1, D/2] each
+    cos, sin = cos_sin[positions].to(dtype).unsqueeze(1).chunk(2, dim=-1)  # [T, 1, R/2] each
     return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotates the pairs (i, i + D/2) of each head of x [T, H, D] by the result of `rotary_rows`."""
+    """Rotates the pairs (i, i + R/2) of each head of x [T, H, D] by the result of `rotary_rows`.
+
+    R is the width of a row; the dimensions after R stay.
+    """
+    size = cos.shape[-1]
+    if size < x.shape[-1]:
+        return torch.cat((rotate(x[..., :size], cos, sin), x[..., size:]), dim=-1)
     return (x * cos).addcmul_(x.roll(x.shape[-1] // 2, dims=-1), sin)
 
 

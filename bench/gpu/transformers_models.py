@@ -69,7 +69,7 @@ def run(options: Measurement, told: Results) -> None:
             max_model_len=length,
             num_kv_blocks=2 + most * -(-length // 16),
         )
-        shape = implementation.shape_of(config, folder)
+        shape = implementation.shape_of(config, folder, device)
         assert isinstance(shape, TransformersConfig)
         made, division = loading.make(loading.LoadTarget(shape, dtype, device))
         weight_bytes = {rows: _bytes_read(made, shape, rows) for rows in options.rows}

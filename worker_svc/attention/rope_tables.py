@@ -9,7 +9,8 @@ from torch import Tensor
 class RopeTables:
     """All different tables of a model, and the one that each layer takes."""
 
-    tables: tuple[Tensor, ...]  # [P, D] float32 each: D/2 cosines, then D/2 sines, per position
+    # [P, R] float32 each: R/2 cosines, then R/2 sines, per position, of the R dimensions that turn.
+    tables: tuple[Tensor, ...]
     of_layer: tuple[int, ...]  # the index in `tables`, by layer
 
     def layer(self, index: int) -> Tensor:

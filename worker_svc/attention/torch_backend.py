@@ -107,7 +107,7 @@ class AttentionStep:
         so are `sinks` [H].
         """
         heads = self._heads
-        qkv = qkv.view(-1, heads.num_heads + 2 * heads.num_kv_heads, heads.head_dim)
+        qkv = qkv.view(len(qkv), -1, heads.head_dim)
         qk, v = qkv.tensor_split((heads.num_heads + heads.num_kv_heads,), dim=1)
         if qk_norm is not None:
             qk = reference.rms_norm(qk, qk_norm, eps)

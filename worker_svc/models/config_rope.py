@@ -24,6 +24,7 @@ from worker_svc.models.rope import (
 from worker_svc.models.spec import UnsupportedModel
 
 THETA = 10_000.0  # where config.json says none
+PART = "partial_rotary_factor"
 ORIGINAL_LENGTH = "original_max_position_embeddings"
 HAVE_ORIGINAL_LENGTH = ("llama3", "longrope", "yarn")
 SCALINGS: dict[str, type[Scaling]] = {
@@ -36,16 +37,35 @@ SCALINGS: dict[str, type[Scaling]] = {
 }
 
 
-def rotary(config: ConfigJson, head_dim: int, default_theta: float = THETA) -> RotaryConfig:
-    """The rotation of heads of this size. Raises UnsupportedModel."""
+def rotary(
+    config: ConfigJson,
+    head_dim: int,
+    default_theta: float = THETA,
+    default_part: float | None = None,
+    inert: Collection[str] = (),
+) -> RotaryConfig:
+    """The rotation of heads of this size. Raises UnsupportedModel.
+
+    `default_part` is that of a family that rotates a part of each head, where config.json says
+    none; None: this one rotates whole heads. `inert` are keys of the rotation that change nothing.
+    """
     given = [name for name in ("rope_parameters", "rope_scaling") if config.get(name)]
-    read = [_rotary_in(config, name, default_theta) for name in given or ["rope_scaling"]]
-    if any(other.scaling != read[0].scaling for other in read):
+    read = [
+        _rotary_in(config, name, default_theta, default_part, inert)
+        for name in given or ["rope_scaling"]
+    ]
+    if any((other.scaling, other.part) != (read[0].scaling, read[0].part) for other in read):
         raise UnsupportedModel("rope_scaling: differs from rope_parameters, and only one can hold")
-    return _check_pairs(read[0], head_dim)
+    return _check_pairs(read[0], read[0].size(head_dim))
 
 
-def _rotary_in(config: ConfigJson, where: str, default_theta: float) -> RotaryConfig:
+def _rotary_in(
+    config: ConfigJson,
+    where: str,
+    default_theta: float,
+    default_part: float | None,
+    inert: Collection[str],
+) -> RotaryConfig:
     value = config.get(where) or {}
     if not isinstance(value, dict):
         raise UnsupportedModel(f"config.json: {where} is {value!r}, not an object")
@@ -53,10 +73,9 @@ def _rotary_in(config: ConfigJson, where: str, default_theta: float) -> RotaryCo
     theta = float(given.pop("rope_theta", None) or config.get("rope_theta") or default_theta)
     kind = given.pop("rope_type", None) or given.pop("type", None) or "default"
     given.pop("type", None)
-    name = "partial_rotary_factor"
-    partial = given.pop(name, None) or config.get(name) or 1.0
-    if partial != 1.0:
-        raise UnsupportedModel(f"{name}: {partial} is not supported, only 1 is")
+    part = _part(config, given.pop(PART, None), default_part)
+    for name in inert:
+        given.pop(name, None)
     if kind != "default" and kind not in SCALINGS:
         raise UnsupportedModel(
             f"{where}: rope_type {kind!r} is not supported; "
@@ -64,7 +83,17 @@ def _rotary_in(config: ConfigJson, where: str, default_theta: float) -> RotaryCo
         )
     if kind in HAVE_ORIGINAL_LENGTH:
         _set_original_length(config, kind, given)
-    return RotaryConfig(theta, _scaling(where, kind, given, config.ignored_keys))
+    return RotaryConfig(theta, _scaling(where, kind, given, config.ignored_keys), part)
+
+
+def _part(config: ConfigJson, given: object, default: float | None) -> float:
+    """The part of each head that is rotated. Raises UnsupportedModel."""
+    part = given or config.get(PART) or default or 1.0
+    if default is None and part != 1.0:
+        raise UnsupportedModel(f"{PART}: {part} is not supported, only 1 is")
+    if isinstance(part, bool) or not isinstance(part, int | float) or not 0 < part <= 1:
+        raise UnsupportedModel(f"{PART}: {part!r} is no part of a head")
+    return float(part)
 
 
 def _set_original_length(config: ConfigJson, kind: str, given: dict[str, Any]) -> None:
@@ -123,13 +152,15 @@ def _check_scaling(path: str, value: object) -> None:
             raise UnsupportedModel(f"{path}: {number!r} is not above 0")
 
 
-def _check_pairs(rope: RotaryConfig, head_dim: int) -> RotaryConfig:
-    """Raises UnsupportedModel unless there is a factor for each pair of dimensions."""
+def _check_pairs(rope: RotaryConfig, size: int) -> RotaryConfig:
+    """Raises UnsupportedModel unless `size` dimensions are pairs, with a factor for each."""
+    if size < 2 or size % 2:
+        raise UnsupportedModel(f"{PART}: {size} dimensions of a head are no pairs")
     for name in ("factors", "short_factor", "long_factor"):
         factors = getattr(rope.scaling, name, None)
-        if isinstance(factors, tuple) and len(factors) != head_dim // 2:
+        if isinstance(factors, tuple) and len(factors) != size // 2:
             raise UnsupportedModel(
-                f"rope_scaling.{name}: has {len(factors)} factors for {head_dim // 2} pairs of "
+                f"rope_scaling.{name}: has {len(factors)} factors for {size // 2} pairs of "
                 "dimensions"
             )
     return rope

@@ -1,11 +1,14 @@
 """Decoder of a `ModelSpec`: layers of attention and MLP between an embedding and a head.
 
-Runs one step over flat tokens and writes the KV cache. Independent of requests and sampling; the KV
-cache is its only state. With tensor parallelism each rank holds a shard of every layer and computes
-the logits of its part of the vocabulary; hidden states are complete and equal on all ranks.
+Runs one step over flat tokens and writes the KV cache, and the states of layers that have some in
+place of attention. Independent of requests and sampling; these are its only state. With tensor
+parallelism each rank holds a shard of every layer and computes the logits of its part of the
+vocabulary; hidden states are complete and equal on all ranks.
 """
 
+import itertools
 import logging
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import torch
@@ -28,14 +31,17 @@ from worker_svc.models.experts import ExpertForm, Experts
 from worker_svc.models.layer_stack import LayerStack
 from worker_svc.models.layers import MLP, Attention, Destinations, RMSNorm, whole
 from worker_svc.models.linear import Linear
+from worker_svc.models.recurrent import RecurrentMixer, mixer_of
 from worker_svc.models.rope import rope_tables
 from worker_svc.models.sharding import Sharding
-from worker_svc.models.spec import LayerSpec, MlpSpec, ModelSpec, TensorNames
+from worker_svc.models.spec import AttentionSpec, LayerSpec, MlpSpec, ModelSpec, TensorNames
 from worker_svc.parallel.group import ALONE, Group
 from worker_svc.parallel.vocab_part import VocabPart
 from worker_svc.quantization.mxfp4 import Mxfp4
 from worker_svc.quantization.online import head_rounding
 from worker_svc.quantization.scheme import Quantization
+from worker_svc.states.slots import SlotStates, StateKey, StateShape, row_bytes
+from worker_svc.states.step import StateStep
 
 if TYPE_CHECKING:
     from worker_svc.models.fused import FusedDecoder
@@ -44,23 +50,33 @@ logger = logging.getLogger(__name__)
 
 
 class DecoderLayer:
-    """Attention and MLP or experts, each with a norm before it and a residual around it.
+    """Attention, or another mixer of tokens, and MLP or experts.
 
-    There may be a norm after each, too.
+    Each has a norm before it and a residual around it; there may be a norm after each, too.
     """
 
     def __init__(
-        self, model: ModelSpec, spec: LayerSpec, dtype: torch.dtype, device: torch.device
+        self,
+        model: ModelSpec,
+        spec: LayerSpec,
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        is_fused: bool,
     ) -> None:
+        """`is_fused`: Triton kernels will compute it."""
         size, eps, offset = model.hidden_size, model.rms_norm_eps, model.norm_offset
         self.input_norm = RMSNorm(size, eps, dtype, device, offset)
-        self.attention = Attention(size, spec.mixer, eps, dtype, device, offset)
+        self.mixer: Attention | RecurrentMixer
+        if isinstance(spec.mixer, AttentionSpec):
+            self.mixer = Attention(size, spec.mixer, eps, dtype, device, offset)
+        else:
+            self.mixer = mixer_of(spec.mixer, model, dtype, device)
         self.post_norm = RMSNorm(size, eps, dtype, device, offset)
         self.feed: MLP | Experts
         if isinstance(spec.feed, MlpSpec):
             self.feed = MLP(size, spec.feed, dtype, device)
         else:
-            is_fused = device.type != "cpu" and fuses(spec.mixer.head_dim)
             form = _expert_form(model.quantization, is_fused)
             self.feed = Experts(size, spec.feed, dtype, device, form)
         # Of attention, and of what feeds forward.
@@ -70,13 +86,20 @@ class DecoderLayer:
             self.output_norms = next(norms), next(norms)
 
     @property
+    def attention(self) -> Attention:
+        """Its attention; for models whose layers all have it."""
+        assert isinstance(self.mixer, Attention)
+        return self.mixer
+
+    @property
     def _norms(self) -> tuple[RMSNorm, ...]:
         own = (norm for norm in self.output_norms if norm is not None)
         return self.input_norm, self.post_norm, *own
 
     def destinations(self, prefix: str, names: TensorNames) -> Destinations:
         yield from self.input_norm.destinations(f"{prefix}.{names.input_norm}")
-        yield from self.attention.destinations(f"{prefix}.{names.attention}")
+        mixer_name = names.attention if isinstance(self.mixer, Attention) else names.recurrent
+        yield from self.mixer.destinations(f"{prefix}.{mixer_name}")
         yield from self.post_norm.destinations(f"{prefix}.{names.post_norm}")
         if isinstance(self.feed, MLP):
             yield from self.feed.destinations(f"{prefix}.{names.mlp}")
@@ -89,18 +112,18 @@ class DecoderLayer:
             yield from of_mlp.destinations(f"{prefix}.{names.mlp_output_norm}")
 
     def drop_output_biases(self) -> None:
-        self.attention.drop_output_bias()
+        self.mixer.drop_output_bias()
         self.feed.drop_output_bias()
 
     def add_norm_offsets(self) -> None:
         """Adds the offsets, once, when all weights are filled and before anything reads them."""
-        self.attention.add_norm_offset()
+        self.mixer.add_norm_offset()
         for norm in self._norms:
             norm.add_offset()
 
     def pack(self, dtype: torch.dtype) -> None:
         """Once, when all weights are filled; for activations of this type."""
-        self.attention.pack(dtype)
+        self.mixer.pack(dtype)
         for norm in self._norms:
             norm.pack(dtype)
         self.feed.pack()
@@ -130,12 +153,16 @@ class Decoder:
         self._activation_dtype = activation_dtype(dtype, device)  # where neither kernels run
         self.device = device
         self.heads = heads = spec.attention.heads
-        kinds = [layer.mixer.kind(max_model_len) for layer in spec.layers]
-        self.kinds = [kinds[kinds.index(kind)] for kind in kinds]  # equal ones are the same
-        of_layers = [layer.mixer.rope for layer in spec.layers]
+        kinds = [attention.kind(max_model_len) for attention in spec.attentions]
+        # Of layers with attention, as all that follows; equal ones are the same.
+        self.kinds = [kinds[kinds.index(kind)] for kind in kinds]
+        of_layers = [attention.rope for attention in spec.attentions]
         self._ropes = rope_tables(spec.ropes, of_layers, heads.head_dim, max_model_len, device)
         self._table = self._head = _per_token(spec, dtype, device)  # [V, hidden]
-        self._layers = [DecoderLayer(spec, layer, dtype, device) for layer in spec.layers]
+        self._layers = [
+            DecoderLayer(spec, layer, dtype, device, is_fused=self._is_fused)
+            for layer in spec.layers
+        ]
         self._final_norm = RMSNorm(
             spec.hidden_size, spec.rms_norm_eps, dtype, device, spec.norm_offset
         )
@@ -145,6 +172,28 @@ class Decoder:
         # or torch if neither is available, which on CPU may widen narrow weights.
         self.fused: FusedDecoder | None = None
         self._compiled: CompiledDecoder | None = None
+        # By slot, made with the slots, for a model whose sequences have any.
+        self.states: SlotStates | None = None
+
+    @property
+    def _needs_torch(self) -> str:
+        """The part of its layers that kernels of no device have; empty: there is none."""
+        ropes = self.spec.ropes.values()
+        parts = {
+            "states": self.spec.has_states,
+            "gated attention": self.spec.attention.is_gated,
+            "heads that are rotated in part": any(rope.part < 1 for rope in ropes),
+        }
+        return " and ".join(name for name, is_there in parts.items() if is_there)
+
+    @property
+    def _is_fused(self) -> bool:
+        """True if Triton kernels compute the layers.
+
+        On the meta device nothing runs; precompilation uses it to find the kernels for CUDA.
+        """
+        is_on_gpu = self.device.type in ("cuda", "meta")
+        return is_on_gpu and fuses(self.heads.head_dim) and not self._needs_torch
 
     def destinations(self) -> Destinations:
         names = self.spec.names
@@ -173,8 +222,7 @@ class Decoder:
             layer.pack(self._activation_dtype)
         self._final_norm.pack(self._activation_dtype)
         self._head.pack()
-        # On the meta device nothing runs; precompilation uses it to find the kernels for CUDA.
-        if self.device.type in ("cuda", "meta") and fuses(self.heads.head_dim):
+        if self._is_fused:
             self.fused = self._fuse()
 
     @property
@@ -193,16 +241,19 @@ class Decoder:
         return name if self.fused.one_row is None else f"{name}, cluster for one row"
 
     @property
-    def states(self) -> None:
-        """None: keys and values are all that a sequence leaves."""
+    def state_bytes(self) -> int:
+        """Bytes of the states of one sequence."""
+        return row_bytes(self._state_shapes)
 
     @property
-    def state_bytes(self) -> int:
-        """0: there are no states."""
-        return 0
+    def _state_shapes(self) -> Mapping[StateKey, StateShape]:
+        return self.spec.states(self._activation_dtype)
 
     def make_states(self, max_num_seqs: int, num_snapshots: int) -> None:
-        """Has nothing to allocate."""
+        """Allocates the states of all slots, and snapshots of them, where there are any."""
+        if self._state_shapes:
+            shapes = self._state_shapes
+            self.states = SlotStates(shapes, max_num_seqs, self.device, num_snapshots)
 
     def kv_layout(self, num_blocks: int, block_size: int) -> str:
         """The sizes of a cache of so many blocks, in words."""
@@ -212,7 +263,8 @@ class Decoder:
     def kv_plan(self, block_size: int, max_model_len: int) -> KvPlan | None:
         """The KV groups of layers with different windows; None: all layers have one table."""
         windows = [kind.window for kind in self.kinds]
-        if not any(windows):
+        # No family has both windows and states, so nothing shows that they go together.
+        if not any(windows) or self.spec.has_states:
             return None
         if self.fused is not None or fp8.is_fp8(self.kv_dtype):
             what = "layers of ours on CUDA have" if self.fused else "a cache in FP8 has"
@@ -223,9 +275,9 @@ class Decoder:
         return plan_of([shape] * len(windows), windows, block_size, self.kv_dtype)
 
     def block_bytes(self, block_size: int) -> int:
-        """Bytes of one block over all layers."""
+        """Bytes of one block over all layers that have keys and values."""
         return block_bytes(
-            num_layers=self.spec.num_layers,
+            num_layers=len(self.kinds),
             block_size=block_size,
             num_kv_heads=self.heads.num_kv_heads,
             head_dim=self.heads.head_dim,
@@ -235,7 +287,7 @@ class Decoder:
     def new_cache(self, num_blocks: int, block_size: int) -> KVCache:
         """An empty KV cache for this model."""
         return KVCache(
-            num_layers=self.spec.num_layers,
+            num_layers=len(self.kinds),
             num_blocks=num_blocks,
             block_size=block_size,
             num_kv_heads=self.heads.num_kv_heads,
@@ -269,16 +321,24 @@ class Decoder:
         dtype = self._activation_dtype
         residual = residual.to(dtype)
         step = AttentionStep(self.heads, self.kinds, batch, positions, self._ropes, kv_cache, dtype)
-        hidden = self._layers[0].input_norm(residual)
+        states = None if self.states is None else StateStep(self.states, batch, positions)
+        hidden, stored = self._layers[0].input_norm(residual), itertools.count()
         next_norms = [layer.input_norm for layer in self._layers[1:]] + [self._final_norm]
         for index, (layer, next_norm) in enumerate(zip(self._layers, next_norms, strict=True)):
-            hidden = self.group.all_reduce(layer.attention(hidden, step, index))
+            if isinstance(layer.mixer, Attention):
+                hidden = layer.mixer(hidden, step, next(stored))
+            else:
+                assert states is not None  # see `make_states`
+                hidden = layer.mixer(hidden, states, index)
+            hidden = self.group.all_reduce(hidden)
             of_attention, of_feed = layer.output_norms
             hidden = hidden if of_attention is None else of_attention(hidden)
             hidden, residual = layer.post_norm.add(hidden, residual)
             hidden = self.group.all_reduce(layer.feed(hidden))
             hidden = hidden if of_feed is None else of_feed(hidden)
             hidden, residual = next_norm.add(hidden, residual)
+        if states is not None:
+            states.finish()
         return hidden
 
     @torch.inference_mode()
@@ -315,6 +375,9 @@ class Decoder:
         """
         if self.spec.has_experts:
             logger.info("layers with experts are computed by torch, the C kernels have none")
+            return False
+        if self._needs_torch:
+            logger.info("layers with %s are computed by torch", self._needs_torch)
             return False
         return compiled.supports(self.heads, self.kinds)
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from kernels import reference
 from worker_svc.attention.torch_backend import AttentionStep
+from worker_svc.models.interleaved import Interleaved
 from worker_svc.models.linear import Linear
 from worker_svc.models.spec import Activation, AttentionSpec, MlpSpec
 from worker_svc.models.weights import Destination
@@ -79,12 +80,15 @@ class Attention:
         """`eps` and `norm_offset` are those of the norms of queries and keys."""
         q_size = spec.num_heads * spec.head_dim
         kv_size = spec.num_kv_heads * spec.head_dim
+        # Gates follow the values, in a tensor with the queries, by head.
+        self._num_gated = spec.num_heads if spec.is_gated else 0
+        self._gate_size = q_size if spec.is_gated else 0
         self._sizes = {"q_proj": q_size, "k_proj": kv_size, "v_proj": kv_size}
         self._eps = eps
         self._norm_offset = norm_offset
         self._qkv = Linear.empty(
             hidden,
-            q_size + 2 * kv_size,
+            q_size + 2 * kv_size + self._gate_size,
             bias=spec.qkv_bias,
             dtype=dtype,
             device=device,
@@ -104,7 +108,10 @@ class Attention:
             self._norms = q_norm, k_norm
 
     def destinations(self, prefix: str) -> Destinations:
-        yield from parts(prefix, self._sizes, self._qkv)
+        if self._gate_size:
+            yield from self._gated_destinations(prefix)
+        else:
+            yield from parts(prefix, self._sizes, self._qkv)
         yield from whole(f"{prefix}.o_proj", self._o)
         if self.sinks is not None:
             yield f"{prefix}.sinks", self.sinks
@@ -112,6 +119,17 @@ class Attention:
             # The checkpoint has one row for all heads; pack() copies it to the others.
             yield f"{prefix}.q_norm.weight", self._norms[0][0]
             yield f"{prefix}.k_norm.weight", self._norms[1][0]
+
+    def _gated_destinations(self, prefix: str) -> Destinations:
+        """Those of the projections without biases: each head's query comes before its gate."""
+        num_outputs = self._qkv.shape[0]
+        q_size, k_size, _ = self._sizes.values()
+        gates = self._qkv.rows(num_outputs - self._gate_size, num_outputs)
+        queries = self._qkv.rows(0, q_size)
+        yield f"{prefix}.q_proj.weight", Interleaved((queries, gates), self._num_gated)
+        end = q_size + k_size
+        yield f"{prefix}.k_proj.weight", self._qkv.rows(q_size, end)
+        yield f"{prefix}.v_proj.weight", self._qkv.rows(end, num_outputs - self._gate_size)
 
     @property
     def linears(self) -> tuple[Linear, Linear]:
@@ -144,8 +162,12 @@ class Attention:
             self._qk_norm = self._qk_norm.to(dtype)
 
     def __call__(self, hidden: Tensor, step: AttentionStep, layer: int) -> Tensor:
-        qkv = self._qkv(hidden)  # [T, (H + 2 Hkv) D]
-        return self._o(step(qkv, self._qk_norm, self._eps, layer, self.sinks))
+        qkv = self._qkv(hidden)  # [T, (H + 2 Hkv) D], or with gates [T, (2 H + 2 Hkv) D]
+        if not self._gate_size:
+            return self._o(step(qkv, self._qk_norm, self._eps, layer, self.sinks))
+        qkv, gate = qkv.tensor_split((qkv.shape[-1] - self._gate_size,), dim=-1)
+        attended = step(qkv, self._qk_norm, self._eps, layer, self.sinks)
+        return self._o(attended * gate.sigmoid())
 
 
 class MLP:

@@ -20,11 +20,16 @@ BUILT_IN = {  # the file of each architecture in `families`
     "MixtralForCausalLM": "mixtral",
     "Qwen2ForCausalLM": "qwen2",
     "Qwen2MoeForCausalLM": "qwen2_moe",
+    "Qwen3_5ForCausalLM": "qwen3_5",
     "Qwen3ForCausalLM": "qwen3",
     "Qwen3MoeForCausalLM": "qwen3_moe",
+    "Qwen3NextForCausalLM": "qwen3_next",
     "SmolLM3ForCausalLM": "smollm3",
 }
-WRAPPERS = {"Gemma3ForConditionalGeneration": "gemma3"}  # the file of the decoder that each holds
+WRAPPERS = {  # the file of the decoder that each holds
+    "Gemma3ForConditionalGeneration": "gemma3",
+    "Qwen3_5ForConditionalGeneration": "qwen3_5",
+}
 PLUG_INS = "pagewire.families"
 
 

@@ -91,10 +91,15 @@ Scaling = (
 
 @dataclass(frozen=True, slots=True)
 class RotaryConfig:
-    """Base of the frequencies and optional scaling."""
+    """Base of the frequencies, optional scaling, and the part of each head that is rotated."""
 
     theta: float
     scaling: Scaling | None = None
+    part: float = 1.0  # of the head's dimensions, the first ones
+
+    def size(self, head_dim: int) -> int:
+        """The number of dimensions that are rotated, of a head of so many."""
+        return int(head_dim * self.part)
 
 
 def rope_tables(
@@ -109,7 +114,7 @@ def rope_tables(
     tables = (
         _no_rotation(head_dim, length)
         if name is None
-        else cos_sin_table(ropes[name], head_dim, length)
+        else cos_sin_table(ropes[name], ropes[name].size(head_dim), length)
         for name in names
     )
     of_layer = tuple(names.index(name) for name in of_layers)

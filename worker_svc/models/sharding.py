@@ -1,14 +1,25 @@
 """Tensor parallelism: the sizes of each rank, and its shard of each tensor.
 
-Attention is sharded by heads, an MLP and each expert by its inner dimension, embedding and LM head
-by vocabulary; a router is whole on every rank.
+Attention and recurrent layers are sharded by heads, an MLP and each expert by its inner dimension,
+embedding and LM head by vocabulary; a router is whole on every rank.
 With more ranks than KV heads several ranks hold the same KV head, each with different query heads.
 """
 
 from dataclasses import dataclass, field, replace
 
-from worker_svc.models.spec import AttentionSpec, MlpSpec, ModelSpec, MoeSpec, UnsupportedModel
+from worker_svc.models.spec import (
+    AttentionSpec,
+    DeltaNetSpec,
+    MlpSpec,
+    ModelSpec,
+    MoeSpec,
+    RecurrentSpec,
+    UnsupportedModel,
+)
 from worker_svc.models.weights import Share
+
+# Tensors of a delta net whose rows are those of queries, of keys and of values.
+OF_SECTIONS = ("in_proj_qkv.weight", "conv1d.weight")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +55,14 @@ class Sharding:
         count = self.size
         if end.startswith(("k_proj", "v_proj")):
             count = min(count, self.whole.attention.num_kv_heads)
-        return Share(divided[end], self.rank // (self.size // count), count)
+        sections = self._sections if end in OF_SECTIONS else ()
+        return Share(divided[end], self.rank // (self.size // count), count, sections)
+
+    @property
+    def _sections(self) -> tuple[int, ...]:
+        """The sizes of queries, keys and values of a delta net, each of which is divided."""
+        mixers = (layer.mixer for layer in self.whole.layers)
+        return next(mixer.sections for mixer in mixers if isinstance(mixer, DeltaNetSpec))
 
 
 def _part(whole: ModelSpec, size: int) -> ModelSpec:
@@ -52,10 +70,20 @@ def _part(whole: ModelSpec, size: int) -> ModelSpec:
     if size == 1:
         return whole
     layers = tuple(
-        replace(layer, mixer=_attention(layer.mixer, size), feed=_feed(layer.feed, size))
+        replace(layer, mixer=_mixer(layer.mixer, size), feed=_feed(layer.feed, size))
         for layer in whole.layers
     )
     return replace(whole, layers=layers, vocab_size=_quotient("vocab_size", whole.vocab_size, size))
+
+
+def _mixer(whole: AttentionSpec | RecurrentSpec, size: int) -> AttentionSpec | RecurrentSpec:
+    if isinstance(whole, AttentionSpec):
+        return _attention(whole, size)
+    return replace(
+        whole,
+        num_key_heads=_quotient("linear_num_key_heads", whole.num_key_heads, size),
+        num_value_heads=_quotient("linear_num_value_heads", whole.num_value_heads, size),
+    )
 
 
 def _attention(whole: AttentionSpec, size: int) -> AttentionSpec:

@@ -8,11 +8,16 @@ from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
+import torch
+
 from kernels.attention_kind import AttentionKind
 from kernels.expert_clamp import Clamp
 from worker_svc.attention.batch import HeadLayout
 from worker_svc.models.rope import RotaryConfig, YarnScaling
 from worker_svc.quantization.scheme import Quantization
+from worker_svc.states.slots import StateKey, StateShape
+
+CONV, RECURRENT = "conv", "recurrent"  # names of a layer's states
 
 
 class UnsupportedModel(ValueError):
@@ -34,6 +39,7 @@ class AttentionSpec:
     scale: float | None = None  # of the scores; None: that of the head size
     softcap: float | None = None  # of the scores; None: they stay
     has_sinks: bool = False  # each head has a score that takes its share, and has no value
+    is_gated: bool = False  # a sigmoid of more outputs of the queries' projection gates its outputs
 
     def kind(self, max_model_len: int) -> AttentionKind:
         """The way in which it attends in contexts of up to this length."""
@@ -42,9 +48,47 @@ class AttentionSpec:
         return kind.within(max_model_len)
 
     @property
+    def shape(self) -> "AttentionSpec":
+        """The same without all that changes no size and no weight."""
+        return replace(self, rope=None, window=None, scale=None, softcap=None)
+
+    @property
     def heads(self) -> HeadLayout:
         """The division of its projection's rows."""
         return HeadLayout(self.num_heads, self.num_kv_heads, self.head_dim)
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaNetSpec:
+    """A gated delta net: a convolution over the last tokens, and a state that each token corrects.
+
+    It has no keys and values in the cache. Consecutive value heads share a key head.
+    """
+
+    num_key_heads: int
+    num_value_heads: int
+    key_dim: int  # of a head
+    value_dim: int  # of a head
+    width: int  # of the convolution, in tokens, its own among them
+    # True: one tensor has queries, keys, values and gates, by key head, another both step sizes.
+    is_grouped: bool = False
+
+    @property
+    def sections(self) -> tuple[int, int, int]:
+        """The channels of all queries, keys and values, in the order of the convolution."""
+        keys = self.num_key_heads * self.key_dim
+        return keys, keys, self.num_value_heads * self.value_dim
+
+    def states(self, dtype: torch.dtype) -> Mapping[str, StateShape]:
+        """The states of a sequence, where activations have this type."""
+        shape = self.num_value_heads, self.key_dim, self.value_dim
+        return {
+            CONV: StateShape((sum(self.sections), self.width - 1), dtype),
+            RECURRENT: StateShape(shape, torch.float32),
+        }
+
+
+RecurrentSpec = DeltaNetSpec  # a mixer whose sequences have states in place of keys and values
 
 
 class Activation(Enum):
@@ -99,20 +143,29 @@ class MoeSpec:
 class LayerSpec:
     """A norm and what mixes tokens, a norm and what feeds each token forward."""
 
-    mixer: AttentionSpec
+    mixer: AttentionSpec | RecurrentSpec
     feed: MlpSpec | MoeSpec
     norms_outputs: bool = False  # True: what each of the two returns is normed before it is added
 
     @property
+    def attention(self) -> AttentionSpec:
+        """Its attention, for layers that have it."""
+        assert isinstance(self.mixer, AttentionSpec)
+        return self.mixer
+
+    @property
     def unrotated(self) -> "LayerSpec":
         """The same layer without its rotation, which changes no size and no weight."""
+        if not isinstance(self.mixer, AttentionSpec):
+            return self
         return replace(self, mixer=replace(self.mixer, rope=None))
 
     @property
     def shape(self) -> "LayerSpec":
         """The layer without all that changes no size and no weight."""
-        mixer = replace(self.mixer, rope=None, window=None, scale=None, softcap=None)
-        return replace(self, mixer=mixer)
+        if not isinstance(self.mixer, AttentionSpec):
+            return self
+        return replace(self, mixer=self.mixer.shape)
 
 
 # The divided dimension of a checkpoint's tensor, by the end of its name; other tensors are whole on
@@ -134,6 +187,16 @@ DIVIDED = {
     "up_proj.bias": 0,
     "down_proj.weight": 1,
     "self_attn.sinks": 0,
+    "in_proj_qkv.weight": 0,
+    "in_proj_qkvz.weight": 0,
+    "in_proj_z.weight": 0,
+    "in_proj_a.weight": 0,
+    "in_proj_b.weight": 0,
+    "in_proj_ba.weight": 0,
+    "conv1d.weight": 0,
+    "linear_attn.A_log": 0,
+    "linear_attn.dt_bias": 0,
+    "out_proj.weight": 1,
     # Of all experts in one tensor; those in MXFP4 have rows of outputs.
     "experts.gate_up_proj": 2,
     "experts.gate_up_proj_bias": 1,
@@ -159,6 +222,7 @@ class TensorNames:
     # In a layer:
     input_norm: str = "input_layernorm"
     attention: str = "self_attn"
+    recurrent: str = "linear_attn"  # in place of attention
     post_norm: str = "post_attention_layernorm"
     mlp: str = "mlp"
     # In a layer's mlp, if it has experts:
@@ -237,17 +301,38 @@ class ModelSpec:
         return len(self.layers)
 
     @property
+    def attentions(self) -> tuple[AttentionSpec, ...]:
+        """The attention of each layer that has any; these layers have keys and values."""
+        mixers = (layer.mixer for layer in self.layers)
+        return tuple(mixer for mixer in mixers if isinstance(mixer, AttentionSpec))
+
+    @property
+    def has_states(self) -> bool:
+        """True if a sequence has states besides keys and values."""
+        return len(self.attentions) < self.num_layers
+
+    def states(self, dtype: torch.dtype) -> Mapping[StateKey, StateShape]:
+        """The states of a sequence in all layers, where activations have this type."""
+        return {
+            StateKey(index, name): shape
+            for index, layer in enumerate(self.layers)
+            if not isinstance(layer.mixer, AttentionSpec)
+            for name, shape in layer.mixer.states(dtype).items()
+        }
+
+    @property
     def attention(self) -> AttentionSpec:
-        """The attention that all layers have, apart from what changes no size.
+        """The attention of all layers that have any, apart from what changes no size.
 
         Raises UnsupportedModel for a model whose attention differs by layer, where one shape of
         keys and values has to serve all.
         """
-        shapes = list(dict.fromkeys(layer.shape.mixer for layer in self.layers))
-        if len(shapes) > 1:
+        shapes = list(dict.fromkeys(mixer.shape for mixer in self.attentions))
+        if len(shapes) != 1:
+            kinds = f": {shapes[0]}, {shapes[1]}" if shapes else ""
             raise UnsupportedModel(
                 f"layers: {self.architecture} has attention of {len(shapes)} kinds, and all must "
-                f"have one shape: {shapes[0]}, {shapes[1]}"
+                f"have one shape{kinds}"
             )
         return shapes[0]
 

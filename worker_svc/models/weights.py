@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+import torch
 from torch import Tensor
 
 from kernels.quantized.grouped import GroupedWeight
@@ -56,11 +57,12 @@ class IntegerDestination(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """One of `count` equal parts of a tensor along a dimension."""
+    """One of `count` equal parts of a tensor along a dimension, or of each of its sections."""
 
     dim: int
     index: int
     count: int
+    sections: tuple[int, ...] = ()  # their sizes along the dimension; empty: it is one
 
     def whole(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Shape of the whole tensor, for the shape of a part."""
@@ -68,12 +70,18 @@ class Share:
 
     def cut(self, tensor: Any, length: int) -> Tensor:
         """Reads the part, of this length along the dimension, from a slice of safetensors."""
-        part = slice(self.index * length, (self.index + 1) * length)
-        cut: Tensor = tensor[(slice(None),) * self.dim + (part,)]
-        return cut
+        parts, end = [], 0
+        for size in self.sections or (length * self.count,):
+            begin = end + self.index * (size // self.count)
+            part = slice(begin, begin + size // self.count)
+            parts.append(tensor[(slice(None),) * self.dim + (part,)])
+            end += size
+        return parts[0] if len(parts) == 1 else torch.cat(parts, self.dim)
 
     def cut_groups(self, weight: GroupedWeight) -> GroupedWeight:
-        """The part of a whole weight. Raises ValueError if it would cut a group."""
+        """The part of a whole weight. Raises ValueError if it would cut a group, or sections."""
+        if self.sections:
+            raise ValueError(f"sections of {list(self.sections)} rows are not divided")
         length = weight.shape[self.dim] // self.count
         ends = self.index * length, (self.index + 1) * length
         return weight.columns(*ends) if self.dim else weight.rows(*ends)

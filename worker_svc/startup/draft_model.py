@@ -67,6 +67,11 @@ def load(config: WorkerConfig, target: ModelFacts, model: Decoder) -> LoadedDraf
 
 
 def _check(folder: Path, shape: ModelSpec, target: ModelFacts) -> None:
+    if shape.has_states:
+        raise UnsupportedOption(
+            f"draft_model: {folder} has states of sequences, which do not go back to the last "
+            "token accepted"
+        )
     if shape.vocab_size != target.vocab_size:
         raise UnsupportedOption(
             f"draft_model: {folder} has vocab_size {shape.vocab_size}, the model served "

@@ -32,7 +32,7 @@ def require_room(
 
 
 def _has_windows(model: ModelSpec, limits: Limits) -> bool:
-    windows = (layer.mixer.window for layer in model.layers)
+    windows = (attention.window for attention in model.attentions)
     return any(window is not None and window < limits.max_model_len for window in windows)
 
 
@@ -43,7 +43,7 @@ def bytes_of_a_block(
     shards = [Sharding(model, 0, config.tensor_parallel_size).spec for model in models]
     return sum(
         block_bytes(
-            num_layers=shard.num_layers,
+            num_layers=len(shard.attentions),
             block_size=config.block_size,
             num_kv_heads=shard.attention.num_kv_heads,
             head_dim=shard.attention.head_dim,

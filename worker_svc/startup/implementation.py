@@ -27,8 +27,10 @@ NATIVE, TRANSFORMERS = "native", "transformers"
 Shape = TypeVar("Shape", "ModelSpec", "TransformersConfig")
 
 
-def shape_of(config: WorkerConfig, folder: Path) -> "ModelSpec | TransformersConfig":
-    """The configuration of a folder's model, by the implementation that will compute it.
+def shape_of(
+    config: WorkerConfig, folder: Path, device: torch.device
+) -> "ModelSpec | TransformersConfig":
+    """The configuration of a folder's model, by the implementation that will compute it there.
 
     It serves contexts of the configured length. Raises UnsupportedModel, with the reason of layers
     of ours where they know the architecture.
@@ -36,6 +38,8 @@ def shape_of(config: WorkerConfig, folder: Path) -> "ModelSpec | TransformersCon
     if config.model_impl == TRANSFORMERS:
         return _for_length(config, _by_transformers(config, folder, _architectures(folder)))
     try:
+        if config.model_impl != NATIVE and device.type == "cuda":
+            _require_measured(folder)
         return _for_length(
             config, model_config.load(folder, config.ignore_config_keys, config.quantization)
         )
@@ -50,6 +54,17 @@ def shape_of(config: WorkerConfig, folder: Path) -> "ModelSpec | TransformersCon
             raise (refusal if is_ours else other) from None
         log.warning("the model is computed by transformers, more slowly: %s", refusal)
         return found
+
+
+def _require_measured(folder: Path) -> None:
+    """Raises UnsupportedModel for a family whose layers of ours have not been run on CUDA."""
+    for name in _architectures(folder) or ():
+        family = registry.find(name)
+        if family is not None and not family.measured_on_cuda:
+            raise UnsupportedModel(
+                f"architectures: layers of ours for {name} have not been measured on CUDA; "
+                f"--model-impl {NATIVE} tries them"
+            )
 
 
 def _for_length(config: WorkerConfig, shape: Shape) -> Shape:
@@ -101,6 +116,22 @@ def _by_transformers(
             "may know it: pip install 'pagewire[transformers]'"
         ) from None
     return library.load(folder, config.ignore_config_keys)
+
+
+def check_states(config: WorkerConfig, shape: ModelSpec, kv_dtype: torch.dtype) -> None:
+    """Raises UnsupportedOption for an option that layers with states do not serve."""
+    if not shape.has_states:
+        return
+    if config.draft_model is not None:
+        raise UnsupportedOption(
+            f"draft_model: is not served for {shape.architecture}, whose states do not go back to "
+            "the last token accepted"
+        )
+    if fp8.is_fp8(kv_dtype):
+        raise UnsupportedOption(
+            f"kv_cache_dtype: FP8, asked for by the option or the checkpoint, is not served for "
+            f"{shape.architecture}"
+        )
 
 
 def _check_options(config: WorkerConfig, kv_dtype: torch.dtype) -> None:

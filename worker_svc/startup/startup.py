@@ -100,7 +100,7 @@ def load(
     """Reads a model's weights, or this rank's shard of them, while kernels are compiled."""
     device = device_of(group.rank, group.size, resolve_device(config.device))
     require_device(config, device.type)
-    shape = implementation.shape_of(config, folder)
+    shape = implementation.shape_of(config, folder, device)
     if isinstance(shape, ModelSpec):
         return _load_natively(
             config, folder, shape, dtype_name, served_model_name, group, device, compiling
@@ -129,6 +129,7 @@ def _load_natively(
     )
     max_model_len = config.max_model_len or shape.max_model_len
     kv_dtype = _kv_dtype_of(config, shape, dtype, device)
+    implementation.check_states(config, shape, kv_dtype)
     candidates = _candidates(config, device, dtype, kv_dtype, shape.attention.head_dim)
     _require_room(config, shape, kv_dtype, device, max_model_len)
     log.info("loading %s as %s on %s", folder, _name(dtype), device)

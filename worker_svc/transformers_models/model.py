@@ -26,6 +26,8 @@ from worker_svc.models.layer_stack import TileHeads
 from worker_svc.models.spec import UnsupportedModel
 from worker_svc.parallel.group import ALONE, Group
 from worker_svc.parallel.vocab_part import VocabPart
+from worker_svc.states.slots import SlotStates, row_bytes
+from worker_svc.states.spans import StateSpan, spans
 from worker_svc.transformers_models.attention import (
     NAME,
     Attender,
@@ -39,7 +41,7 @@ from worker_svc.transformers_models.attention import (
 )
 from worker_svc.transformers_models.config import TransformersConfig
 from worker_svc.transformers_models.division import Division
-from worker_svc.transformers_models.states import PassStates, SlotStates, StateProbe, row_bytes
+from worker_svc.transformers_models.states import PassStates, StateProbe
 
 log = logging.getLogger(__name__)
 
@@ -473,43 +475,28 @@ class _Pass:
 
 
 def _passes(batch: AttentionBatch) -> Iterator[_Pass]:
-    """A step in parts: all sequences with one token together, each longer one alone.
-
-    A longer one is cut where a snapshot of its states is due.
-    """
-    if batch.is_decode:
-        tokens = torch.arange(len(batch.context_lens), device=batch.context_lens.device)
-        yield _Pass(tokens, len(tokens), batch)
-        return
-    starts = batch.cu_seqlens_q.tolist()
-    lengths = [end - start for start, end in pairwise(starts)]
-    single = [i for i, length in enumerate(lengths) if length == 1]
-    if single:
-        yield _part(batch, single, [starts[i] for i in single], 0)
-    for i, length in enumerate(lengths):
-        begin = 0
-        for cut in (cut for cut in batch.state_cuts if cut.sequence == i):
-            tokens_before = range(starts[i] + begin, starts[i] + cut.num_tokens)
-            part = _part(batch, [i], [*tokens_before], length - cut.num_tokens)
-            yield replace(part, snapshot=cut.snapshot)
-            begin = cut.num_tokens
-        if length > 1:
-            yield _part(batch, [i], [*range(starts[i] + begin, starts[i] + length)], 0)
+    """The passes of a step: one for each of its spans."""
+    for span in spans(batch):
+        if batch.is_decode:
+            tokens = torch.arange(len(span.tokens), device=batch.context_lens.device)
+            yield _Pass(tokens, len(tokens), batch)
+        else:
+            yield _part(batch, span)
 
 
-def _part(batch: AttentionBatch, sequences: list[int], tokens: list[int], num_after: int) -> _Pass:
-    """Some tokens of each of some sequences, which have so many more after these."""
-    device, length = batch.slot_mapping.device, len(tokens) // len(sequences)
-    rows = torch.tensor(sequences, device=device)
-    index = torch.tensor(tokens, device=device)
-    ends = torch.arange(len(sequences) + 1, dtype=torch.int32, device=device) * length
+def _part(batch: AttentionBatch, span: StateSpan) -> _Pass:
+    """The pass of a span."""
+    device, length = batch.slot_mapping.device, len(span.tokens) // len(span.sequences)
+    rows = torch.tensor(span.sequences, device=device)
+    index = torch.tensor(span.tokens, device=device)
+    ends = torch.arange(len(span.sequences) + 1, dtype=torch.int32, device=device) * length
 
     def of_part(whole: AttentionBatch) -> AttentionBatch:
         return replace(
             whole,
             slot_mapping=whole.slot_mapping[index],
             block_tables=whole.block_tables[rows],
-            context_lens=whole.context_lens[rows] - num_after,
+            context_lens=whole.context_lens[rows] - span.num_after,
             cu_seqlens_q=ends,
             max_seqlen_q=length,
             parts=None,  # of the whole step
@@ -519,6 +506,7 @@ def _part(batch: AttentionBatch, sequences: list[int], tokens: list[int], num_af
 
     return _Pass(
         index,
-        len(sequences),
+        len(span.sequences),
         replace(of_part(batch), others=tuple(map(of_part, batch.others))),
+        span.snapshot,
     )

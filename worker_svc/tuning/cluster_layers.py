@@ -71,14 +71,14 @@ def _why_not(
 
 
 def _shape(spec: ModelSpec) -> LayerShape:
-    layer = spec.uniform
+    attention = spec.attention
     return LayerShape(
         hidden=spec.hidden_size,
-        intermediate=layer.feed.intermediate_size,
-        num_heads=layer.mixer.num_heads,
-        num_kv_heads=layer.mixer.num_kv_heads,
-        head_dim=layer.mixer.head_dim,
-        has_qk_norm=layer.mixer.qk_norm,
+        intermediate=spec.uniform.feed.intermediate_size,
+        num_heads=attention.num_heads,
+        num_kv_heads=attention.num_kv_heads,
+        head_dim=attention.head_dim,
+        has_qk_norm=attention.qk_norm,
     )
 
 

@@ -49,10 +49,9 @@ class WeightShapes:
     @classmethod
     def of(cls, spec: ModelSpec) -> "WeightShapes":
         """The weight shapes of a model."""
-        layer = spec.uniform
-        hidden, inner = spec.hidden_size, layer.feed.intermediate_size
-        q = layer.mixer.num_heads * layer.mixer.head_dim
-        kv = layer.mixer.num_kv_heads * layer.mixer.head_dim
+        hidden, inner = spec.hidden_size, spec.uniform.feed.intermediate_size
+        q = spec.attention.num_heads * spec.attention.head_dim
+        kv = spec.attention.num_kv_heads * spec.attention.head_dim
         shapes = ((q + 2 * kv, hidden), (hidden, q), (2 * inner, hidden), (hidden, inner))
         return cls(shapes, spec.num_layers)
 

@@ -64,7 +64,10 @@ NEEDED: dict[str, dict[str, int | None]] = {
         "n_shared_experts": 1,
         "num_experts_per_tok": 2,
         "sliding_window": None,
-    }
+    },
+    # One of the three layers here has attention.
+    "Qwen3NextForCausalLM": {"full_attention_interval": 3},
+    "Qwen3_5ForCausalLM": {"full_attention_interval": 3},
 }
 
 

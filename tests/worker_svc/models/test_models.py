@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -32,11 +33,12 @@ from transformers import (
 )
 
 from tests.worker_svc.random_models import Family, save_random_model
-from worker_svc.attention.batch import AttentionBatch
+from worker_svc.attention.batch import AttentionBatch, StateCut
 from worker_svc.models import Decoder, load_model
 from worker_svc.models.spec import UnsupportedModel
 
 BLOCK_SIZE = 16
+NUM_SNAPSHOTS = 2
 MAX_MODEL_LEN = 96
 PROMPT_LEN = 40
 DEVICES = [
@@ -234,24 +236,28 @@ class Steps:
     def __init__(self, model: Decoder, prompts: list[Tensor]) -> None:
         self._model = model
         self._prompts = prompts
-        self._computed = [0] * len(prompts)
-        width = MAX_MODEL_LEN // BLOCK_SIZE
+        self.computed = [0] * len(prompts)
+        width = -(-max(MAX_MODEL_LEN, *map(len, prompts)) // BLOCK_SIZE)
         num_blocks = len(prompts) * width + 1
         self._cache = model.new_cache(num_blocks, BLOCK_SIZE)
         order = torch.randperm(num_blocks - 1) + 1
         self._tables = order.view(len(prompts), width).int()
+        model.make_states(len(prompts), NUM_SNAPSHOTS)
 
-    def run(self, scheduled: dict[int, int]) -> list[Tensor]:
-        """Computes these numbers of tokens in one step; logits of all tokens, by sequence."""
+    def run(self, scheduled: dict[int, int], cuts: tuple[StateCut, ...] = ()) -> list[Tensor]:
+        """Computes these numbers of tokens in one step; logits of all tokens, by sequence.
+
+        A sequence has the slot of its number. `cuts` are those of the step's sequences.
+        """
         device = self._model.device
         token_ids, positions, slots, ends = [], [], [], []
         for row, count in scheduled.items():
-            at = torch.arange(self._computed[row], self._computed[row] + count)
-            self._computed[row] += count
+            at = torch.arange(self.computed[row], self.computed[row] + count)
+            self.computed[row] += count
             token_ids.append(self._prompts[row][at])
             positions.append(at)
             slots.append(self._tables[row][at // BLOCK_SIZE].long() * BLOCK_SIZE + at % BLOCK_SIZE)
-            ends.append(self._computed[row])
+            ends.append(self.computed[row])
         width = -(-max(ends) // BLOCK_SIZE)
         counts = list(scheduled.values())
         batch = AttentionBatch(
@@ -261,10 +267,14 @@ class Steps:
             cu_seqlens_q=torch.tensor([0, *counts], device=device).cumsum(0).int(),
             max_seqlen_q=max(counts),
             max_context_len=max(ends),
+            slots=torch.tensor(list(scheduled), device=device),
+            state_cuts=cuts,
         )
         hidden = self._model.forward(
             torch.cat(token_ids).to(device), torch.cat(positions).to(device), self._cache, batch
         )
+        if self._model.states is not None:
+            self._model.states.commit(np.array(list(scheduled)))
         return list(self._model.logits(hidden).cpu().split(counts))
 
 

@@ -257,6 +257,7 @@ WITH_PICTURES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 _OTHER_DRAWS = {"cohere2": 1, "lfm2": 1}  # where the first draw has no clear winners
 TEXT = DENSE | EXPERTS | HYBRIDS
 NAMES = [*TEXT, *WITH_PICTURES]
+NATIVE_HYBRIDS = ("qwen3_next", "qwen3_5", "qwen3_5_vl")  # that layers of ours compute, too
 
 
 def write(name: str, folder: Path, sizes: dict[str, Any] | None = None) -> Path:

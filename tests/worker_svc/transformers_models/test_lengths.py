@@ -18,20 +18,31 @@ CONFIG = replace(
 )
 
 
-@pytest.fixture(scope="module", params=["qwen3_5", "nemotron_h", "lfm2"])
+@pytest.fixture(
+    scope="module",
+    params=[
+        ("qwen3_5", "transformers"),
+        ("nemotron_h", "transformers"),
+        ("lfm2", "transformers"),
+        ("qwen3_5", "native"),
+        ("qwen3_next", "native"),
+    ],
+    ids="-".join,
+)
 def hybrid(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[Worker, list[int], list[int]]]:
     """A worker, a prompt, and the token that follows each of its beginnings."""
     sizes = {"max_position_embeddings": 160}
-    folder = write(request.param, tmp_path_factory.mktemp("hybrids") / request.param, sizes)
+    name, implementation = request.param
+    folder = write(name, tmp_path_factory.mktemp("hybrids") / name, sizes)
     prompt = test_served.prompt_of(LONGEST)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     with torch.inference_mode():
         logits = model(torch.tensor([prompt]), use_cache=False).logits[0]
     best = logits.topk(2).values
     assert float((best[:, 0] - best[:, 1]).min()) > 1e-4
-    with serving(CONFIG, folder) as worker:
+    with serving(replace(CONFIG, model_impl=implementation), folder) as worker:
         yield worker, prompt, logits.argmax(-1).tolist()
 
 

@@ -14,7 +14,12 @@ from transformers import AutoModelForCausalLM
 
 from tests.worker_svc.parallel.test_tensor_parallel import column, on_ranks, sequence
 from tests.worker_svc.quantized_checkpoints import FORMATS, save_quantized
-from tests.worker_svc.transformers_models.families import NAMES, Oracle, write
+from tests.worker_svc.transformers_models.families import (
+    NAMES,
+    NATIVE_HYBRIDS,
+    Oracle,
+    write,
+)
 from tests.worker_svc.transformers_models.test_refused import changed
 from tests.worker_svc.transformers_models.test_served import LENGTHS, NUM_TOKENS, prompt_of
 from worker_svc.config import WorkerConfig
@@ -41,7 +46,11 @@ BLOCKS_EACH = 14  # of the longest sequence, with its tokens
 WITHOUT_PLAN = {"opt", "gpt_oss", "lfm2", "qwen3_vl"}
 PLANNED = [name for name in NAMES if name not in WITHOUT_PLAN]
 # With 4 ranks and 2 KV heads two ranks have the same ones.
-CASES = [*((name, 2) for name in PLANNED), ("mistral", 4), ("gemma4", 4), ("mixtral", 4)]
+CASES = [
+    *((name, 2, "transformers") for name in PLANNED),
+    *((name, 4, "transformers") for name in ("mistral", "gemma4", "mixtral")),
+    *((name, 2, "native") for name in NATIVE_HYBRIDS),
+]
 GREEDY = RowSampling()
 WIDE = {"hidden_size": 64, "head_dim": 16}
 
@@ -57,9 +66,11 @@ def model_of(folder: Path, group: Group = ALONE, **options: Any) -> Transformers
     return model
 
 
-def greedy(folder: Path, prompts: list[list[int]], group: Group = ALONE) -> list[list[int]]:
+def greedy(
+    folder: Path, prompts: list[list[int]], group: Group = ALONE, **options: Any
+) -> list[list[int]]:
     """Tokens of prompts, of which half are computed while the others decode."""
-    runner = startup.build_runner(CONFIG, load(folder, group), CONFIG.num_kv_blocks)
+    runner = startup.build_runner(CONFIG, load(folder, group, **options), CONFIG.num_kv_blocks)
     half = len(prompts) // 2
     found: list[list[int]] = [[] for _ in prompts]
     step(runner, 1, prompts, range(half), found, is_new=True)
@@ -101,17 +112,21 @@ def new_sequence(slot: int, prompt: list[int]) -> NewSequence:
     return sequence(slot, prompt, [*range(first, first + BLOCKS_EACH)], GREEDY)
 
 
-@pytest.mark.parametrize(("name", "size"), CASES)
+@pytest.mark.parametrize(("name", "size", "implementation"), CASES)
 def test_every_rank_gives_the_tokens_of_transformers_eight_at_a_time(
-    name: str, size: int, tmp_path: Path
+    name: str, size: int, implementation: str, tmp_path: Path
 ) -> None:
     folder = write(name, tmp_path / name)
     oracle = Oracle(name, folder)
     prompts = [prompt_of(length) for length in LENGTHS] * 2
     wanted = [oracle(prompt, NUM_TOKENS) for prompt in prompts[: len(LENGTHS)]] * 2
     assert oracle.smallest_lead > 1e-4, "another draw of weights would have clearer winners"
-    assert greedy(folder, prompts) == wanted
-    assert on_ranks(size, lambda group: greedy(folder, prompts, group)) == [wanted] * size
+
+    def tokens(group: Group = ALONE) -> list[list[int]]:
+        return greedy(folder, prompts, group, model_impl=implementation)
+
+    assert tokens() == wanted
+    assert on_ranks(size, tokens) == [wanted] * size
 
 
 @pytest.mark.parametrize(

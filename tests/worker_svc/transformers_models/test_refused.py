@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from tests.worker_svc.transformers_models.families import write
+from tests.worker_svc.transformers_models.families import NATIVE_HYBRIDS, write
 from worker_svc.config import UnsupportedOption, WorkerConfig
 from worker_svc.models.spec import ModelSpec, UnsupportedModel
 from worker_svc.models.stored.weight_files import MissingWeight
@@ -18,6 +18,7 @@ from worker_svc.models.weights import UnexpectedWeight
 from worker_svc.startup import implementation, startup
 from worker_svc.transformers_models.config import TransformersConfig
 
+DEVICE = torch.device("cpu")
 CPU = WorkerConfig(device="cpu", dtype="float32", max_model_len=64)
 
 
@@ -121,12 +122,24 @@ def test_weights_that_lack_or_have_too_much(olmo: Path, tmp_path: Path) -> None:
 def test_layers_of_ours_serve_what_they_can_and_the_library_the_rest(
     olmo: Path, mistral: Path
 ) -> None:
-    assert isinstance(implementation.shape_of(CPU, olmo), TransformersConfig)
-    assert isinstance(implementation.shape_of(CPU, mistral), ModelSpec)
+    assert isinstance(implementation.shape_of(CPU, olmo, DEVICE), TransformersConfig)
+    assert isinstance(implementation.shape_of(CPU, mistral, DEVICE), ModelSpec)
     forced = replace(CPU, model_impl="transformers")
-    assert isinstance(implementation.shape_of(forced, mistral), TransformersConfig)
+    assert isinstance(implementation.shape_of(forced, mistral, DEVICE), TransformersConfig)
     with pytest.raises(UnsupportedModel, match="architectures"):
-        implementation.shape_of(replace(CPU, model_impl="native"), olmo)
+        implementation.shape_of(replace(CPU, model_impl="native"), olmo, DEVICE)
+
+
+@pytest.mark.parametrize("name", NATIVE_HYBRIDS)
+def test_layers_of_ours_that_no_gpu_has_run_are_not_chosen_there_unasked(
+    name: str, tmp_path: Path
+) -> None:
+    folder = write(name, tmp_path / name)
+    cuda = torch.device("cuda")
+    assert isinstance(implementation.shape_of(CPU, folder, DEVICE), ModelSpec)
+    assert isinstance(implementation.shape_of(CPU, folder, cuda), TransformersConfig)
+    native = replace(CPU, model_impl="native")
+    assert isinstance(implementation.shape_of(native, folder, cuda), ModelSpec)
 
 
 def test_random_weights_of_a_configuration_alone(olmo: Path, tmp_path: Path) -> None:

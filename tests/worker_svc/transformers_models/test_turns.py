@@ -28,13 +28,22 @@ CONFIG = replace(
 )
 
 
-@pytest.fixture(scope="module", params=["nemotron_h", "lfm2"])
+@pytest.fixture(
+    scope="module",
+    params=[
+        ("nemotron_h", "transformers"),
+        ("lfm2", "transformers"),
+        ("qwen3_5", "native"),
+    ],
+    ids="-".join,
+)
 def worker(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Worker]:
     sizes = {"max_position_embeddings": MAX_MODEL_LEN}
-    folder = write(request.param, tmp_path_factory.mktemp("turns") / request.param, sizes)
-    with serving(CONFIG, folder) as served:
+    name, implementation = request.param
+    folder = write(name, tmp_path_factory.mktemp("turns") / name, sizes)
+    with serving(replace(CONFIG, model_impl=implementation), folder) as served:
         yield served
 
 

@@ -78,7 +78,7 @@ def windowed(
         return spec
     slides = sliding_layers(config, slides)
     layers = (
-        replace(layer, mixer=replace(layer.mixer, window=window if is_sliding else None))
+        replace(layer, mixer=replace(layer.attention, window=window if is_sliding else None))
         for layer, is_sliding in zip(spec.layers, slides, strict=True)
     )
     return replace(spec, layers=tuple(layers))
@@ -115,10 +115,15 @@ def windowed_as_qwen(config: ConfigJson, spec: ModelSpec) -> ModelSpec:
 
 
 def _refuse_variants(config: ConfigJson, layer_types: Sequence[str]) -> None:
+    refuse_activations(config)
+    refuse_layer_types(config, layer_types)
+
+
+def refuse_activations(config: ConfigJson) -> None:
+    """Raises UnsupportedModel for an activation other than SiLU."""
     activation = config.values.get("hidden_act", "silu")
     if activation != "silu":
         raise UnsupportedModel(f"hidden_act: {activation!r} is not supported, only 'silu' is")
-    refuse_layer_types(config, layer_types)
 
 
 def refuse_layer_types(config: ConfigJson, served: Sequence[str]) -> None:

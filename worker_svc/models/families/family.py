@@ -25,6 +25,8 @@ class Family:
     inert: frozenset[str] = frozenset()  # keys of its own that never change what is computed
     # Architectures of several parts that hold this decoder, and nest its keys in `text_config`.
     wrappers: frozenset[str] = frozenset()
+    # False: its layers have not been run on CUDA, so there they are not chosen unasked.
+    measured_on_cuda: bool = True
 
     @property
     def architectures(self) -> frozenset[str]:

@@ -37,7 +37,7 @@ def read(config: ConfigJson) -> ModelSpec:
         score_softcap=config.above_zero(SCORES),
         logit_softcap=config.above_zero(LOGITS),
     )
-    rope = rotary(config, spec.layers[0].mixer.head_dim)
+    rope = rotary(config, spec.attentions[0].head_dim)
     return replace(spec, ropes={gemma.WHOLE: rope, gemma.NEAR: rope})
 
 

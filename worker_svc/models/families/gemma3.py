@@ -40,7 +40,7 @@ def read(config: ConfigJson) -> ModelSpec:
     spec = gemma.decoder(
         config, period=config.positive("sliding_window_pattern", PERIOD), qk_norm=True
     )
-    spec = replace(spec, ropes=_rotations(config, spec.layers[0].mixer.head_dim))
+    spec = replace(spec, ropes=_rotations(config, spec.attentions[0].head_dim))
     if config.architecture != WITH_PICTURES:
         return spec
     newer = replace(

@@ -50,7 +50,7 @@ def read(config: ConfigJson) -> ModelSpec:
 
 
 def _layer(layer: LayerSpec, feed: MoeSpec) -> LayerSpec:
-    return replace(layer, mixer=replace(layer.mixer, has_sinks=True), feed=feed)
+    return replace(layer, mixer=replace(layer.attention, has_sinks=True), feed=feed)
 
 
 def _counts(config: ConfigJson) -> tuple[int, int]:

@@ -4,16 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from worker_svc.transformers_models.states import (
-    CONV,
-    RECURRENT,
-    SlotStates,
-    StateKey,
-    StateShape,
-    row_bytes,
-)
+from worker_svc.states.slots import SlotStates, StateKey, StateShape, row_bytes
 
-KEY = StateKey(0, RECURRENT, 0)
+KEY = StateKey(0, "recurrent", 0)
 
 
 def states_of(num_slots: int, num_snapshots: int = 0) -> SlotStates:
@@ -104,9 +97,9 @@ def test_a_failed_step_begins_after_no_snapshot() -> None:
 
 def test_states_of_several_types_and_sizes_lie_in_one_row() -> None:
     shapes = {
-        StateKey(0, RECURRENT, 0): StateShape((3, 1), torch.float32),
-        StateKey(0, CONV, 0): StateShape((5,), torch.bfloat16),
-        StateKey(1, RECURRENT, 0): StateShape((2, 2), torch.float32),
+        StateKey(0, "recurrent", 0): StateShape((3, 1), torch.float32),
+        StateKey(0, "conv", 0): StateShape((5,), torch.bfloat16),
+        StateKey(1, "recurrent", 0): StateShape((2, 2), torch.float32),
     }
     states = SlotStates(shapes, 2, torch.device("cpu"), num_snapshots=1)
     drawn = {k: torch.randn(1, *s.shape).to(s.dtype) for k, s in shapes.items()}

@@ -1,0 +1,112 @@
+"""Qwen3-Next and Qwen3.5 by layers of ours against transformers, and what their files say."""
+
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedModel
+
+from tests.worker_svc.models.test_models import (
+    Steps,
+    expected_logits,
+    make_prompts,
+)
+from tests.worker_svc.transformers_models.families import NATIVE_HYBRIDS, WITH_PICTURES, write
+from worker_svc.attention.batch import StateCut
+from worker_svc.models import Decoder, load_model
+
+LONG = 131  # tokens: two chunks of the rule, and some
+Pair = tuple[Decoder, PreTrainedModel]
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pair]:
+    """A function from a family's name to its model by layers of ours and by transformers."""
+
+    @cache
+    def get(name: str) -> Pair:
+        folder = written(name, tmp_path_factory.mktemp(name))
+        auto = AutoModelForImageTextToText if name in WITH_PICTURES else AutoModelForCausalLM
+        theirs = auto.from_pretrained(folder, dtype=torch.float32).eval()
+        return load_model(folder, torch.float32, torch.device("cpu"), 160), theirs
+
+    return get
+
+
+def written(name: str, folder: Path) -> Path:
+    """A checkpoint whose norms and step sizes are no constants, with heads that draft."""
+    write(name, folder, {"max_position_embeddings": 160})
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    torch.manual_seed(3)
+    for values in tensors.values():
+        if values.dim() == 1:
+            values += 0.3 * torch.randn(values.shape)
+    tensors["mtp.fc.weight"] = torch.ones(3)
+    save_file(tensors, path, {"format": "pt"})
+    return folder
+
+
+def assert_near(ours: torch.Tensor, expected: torch.Tensor) -> None:
+    """As near as transformers' own results are in one pass and token by token."""
+    errors = (ours - expected).abs().amax(-1)
+    assert errors.max() < 1e-3
+    assert errors.median() < 5e-5
+
+
+@pytest.mark.parametrize("name", NATIVE_HYBRIDS)
+def test_logits_of_prompts_of_every_cut(name: str, pair: Callable[[str], Pair]) -> None:
+    ours, theirs = pair(name)
+    prompts = make_prompts(LONG, 66, 5, 1)
+    expected = [expected_logits(theirs, prompt) for prompt in prompts]
+    steps = Steps(ours, prompts)
+    # Chunks that end inside the convolution, 1 after a chunk of the rule, and mixed with others.
+    schedule = [
+        {0: 2, 3: 1},
+        {0: 1, 1: 65},
+        {0: 64, 1: 1, 2: 2},
+        {0: 1, 2: 1},
+        {0: 60, 2: 2},
+        *[{0: 1}] * 3,
+    ]
+    found: list[list[torch.Tensor]] = [[] for _ in prompts]
+    for scheduled in schedule:
+        for row, logits in zip(scheduled, steps.run(scheduled), strict=True):
+            found[row].append(logits)
+    for parts, wanted in zip(found, expected, strict=True):
+        assert_near(torch.cat(parts), wanted)
+
+
+@pytest.mark.parametrize("name", NATIVE_HYBRIDS)
+def test_a_snapshot_inside_a_chunk_is_the_state_there(
+    name: str, pair: Callable[[str], Pair]
+) -> None:
+    ours, theirs = pair(name)
+    (prompt,) = make_prompts(70)
+    expected = expected_logits(theirs, prompt)
+    steps = Steps(ours, [prompt, prompt])
+    cuts = (StateCut(0, 1, 1), StateCut(0, 65, 2))
+    first, other = steps.run({0: 68, 1: 65}, cuts)
+    assert_near(first, expected[:68])
+    assert_near(other, expected[:65])
+    assert ours.states is not None
+    for snapshot, begin, end in ((2, 65, 68), (1, 1, 67)):
+        ours.states.restore({0: snapshot})
+        steps.computed[0] = begin
+        (again,) = steps.run({0: end - begin})
+        assert_near(again, expected[begin:end])
+
+
+def test_weights_in_bfloat16_are_near_those_in_float32(tmp_path: Path) -> None:
+    folder = written("qwen3_5", tmp_path / "model")
+    (prompt,) = make_prompts(70)
+    cpu = torch.device("cpu")
+    exact, rounded = (
+        Steps(load_model(folder, dtype, cpu, 96), [prompt]).run({0: 70})[0]
+        for dtype in (torch.float32, torch.bfloat16)
+    )
+    errors = (rounded - exact).norm(dim=-1) / exact.norm(dim=-1)
+    assert 0 < errors.median() < 0.05

@@ -1,0 +1,104 @@
+"""A layer of a gated delta net, which mixes tokens by a recurrent state in place of attention."""
+
+from collections.abc import Mapping
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from kernels.delta import reference
+from worker_svc.models.interleaved import Interleaved
+from worker_svc.models.layers import Destinations, parts, whole
+from worker_svc.models.linear import Linear
+from worker_svc.models.spec import CONV, RECURRENT, DeltaNetSpec
+from worker_svc.states.step import States, StateStep
+
+
+class DeltaNet:
+    """Input projections, convolution, delta rule, gated norm, output projection."""
+
+    def __init__(
+        self, hidden: int, spec: DeltaNetSpec, eps: float, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        """`eps` is that of the norm of each head's output."""
+        self._spec, self._eps = spec, eps
+        channels, heads = sum(spec.sections), spec.num_value_heads
+        inner = heads * spec.value_dim
+        # Queries, keys, values and gates; and of each head both numbers of its step.
+        self._in = Linear.empty(hidden, channels + inner, bias=False, dtype=dtype, device=device)
+        self._steps = Linear.empty(hidden, 2 * heads, bias=False, dtype=dtype, device=device)
+        self._out = Linear.empty(inner, hidden, bias=False, dtype=dtype, device=device)
+        self._conv = torch.empty((channels, 1, spec.width), dtype=dtype, device=device)
+        self._norm = torch.empty(spec.value_dim, dtype=dtype, device=device)
+        # Computed in float32, whatever type the checkpoint has.
+        self._decay_log, self._step_bias = (
+            torch.empty(heads, dtype=torch.float32, device=device) for _ in range(2)
+        )
+
+    def destinations(self, prefix: str) -> Destinations:
+        spec = self._spec
+        if spec.is_grouped:
+            yield f"{prefix}.in_proj_qkvz.weight", self._by_key_head(self._in, self._sizes)
+            yield f"{prefix}.in_proj_ba.weight", self._by_key_head(self._steps, self._step_sizes)
+        else:
+            in_sizes = {"in_proj_qkv": sum(spec.sections), "in_proj_z": spec.sections[2]}
+            yield from parts(prefix, in_sizes, self._in)
+            heads = spec.num_value_heads
+            yield from parts(prefix, {"in_proj_b": heads, "in_proj_a": heads}, self._steps)
+        yield f"{prefix}.conv1d.weight", self._conv
+        yield f"{prefix}.A_log", self._decay_log
+        yield f"{prefix}.dt_bias", self._step_bias
+        yield f"{prefix}.norm.weight", self._norm
+        yield from whole(f"{prefix}.out_proj", self._out)
+
+    @property
+    def _sizes(self) -> tuple[int, ...]:
+        """Rows of queries, keys, values and gates."""
+        return *self._spec.sections, self._spec.sections[2]
+
+    @property
+    def _step_sizes(self) -> tuple[int, ...]:
+        return (self._spec.num_value_heads,) * 2
+
+    def _by_key_head(self, linear: Linear, sizes: tuple[int, ...]) -> Interleaved:
+        return Interleaved.of(linear, sizes, self._spec.num_key_heads)
+
+    def drop_output_bias(self) -> None:
+        """Has none."""
+
+    def add_norm_offset(self) -> None:
+        """Its norm has none."""
+
+    def pack(self, dtype: torch.dtype) -> None:
+        """Once, when all weights are filled; for activations of this type."""
+        for linear in (self._in, self._steps, self._out):
+            linear.pack()
+        self._conv = self._conv.to(dtype)
+        self._rates = -self._decay_log.exp()  # [V]
+
+    def __call__(self, hidden: Tensor, step: StateStep, layer: int) -> Tensor:
+        """Hidden states [T, hidden] -> the same, with the states of its sequences."""
+        channels, gate = self._in(hidden).tensor_split((sum(self._spec.sections),), dim=-1)
+        b, a = self._steps(hidden).float().chunk(2, dim=-1)  # [T, V] each
+        decay_log = self._rates * F.softplus(a + self._step_bias)
+        mixed = step.run(layer, self._mix, (channels, decay_log, b.sigmoid()))  # [T, V, dv]
+        gated = reference.gated_rms_norm(mixed, gate.view(mixed.shape), self._norm, self._eps)
+        return self._out(gated.flatten(1))
+
+    def _mix(
+        self, inputs: tuple[Tensor, ...], before: States
+    ) -> tuple[Tensor, Mapping[str, Tensor]]:
+        """Channels [B, N, C] and steps [B, N, V] -> outputs of heads [B, N, V, dv]."""
+        channels, decay_log, beta = inputs
+        spec = self._spec
+        mixed, conv = reference.causal_conv(channels, before[CONV], self._conv.squeeze(1))
+        q, k, v = torch.split(F.silu(mixed), list(spec.sections), dim=-1)
+        out, recurrent = reference.gated_delta_rule(
+            q.view(*q.shape[:2], spec.num_key_heads, spec.key_dim),
+            k.view(*k.shape[:2], spec.num_key_heads, spec.key_dim),
+            v.view(*v.shape[:2], spec.num_value_heads, spec.value_dim),
+            decay_log,
+            beta,
+            before[RECURRENT],
+        )
+        return out, {CONV: conv, RECURRENT: recurrent}

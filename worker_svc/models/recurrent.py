@@ -1,0 +1,37 @@
+"""Layers that keep states of sequences in place of keys and values, by their specs."""
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from worker_svc.models.delta_net import DeltaNet
+from worker_svc.models.layers import Destinations
+from worker_svc.models.spec import ModelSpec, RecurrentSpec
+from worker_svc.states.step import StateStep
+
+
+class RecurrentMixer(Protocol):
+    """A layer's mixer of tokens; it has the states that its spec names."""
+
+    def destinations(self, prefix: str) -> Destinations:
+        """The checkpoint's names of its weights, and what they fill."""
+
+    def drop_output_bias(self) -> None:
+        """Drops the bias; called on all ranks but one, since the ranks' outputs are summed."""
+
+    def add_norm_offset(self) -> None:
+        """Adds the offset of norms, once, when all weights are filled."""
+
+    def pack(self, dtype: torch.dtype) -> None:
+        """Once, when all weights are filled; for activations of this type."""
+
+    def __call__(self, hidden: Tensor, step: StateStep, layer: int) -> Tensor:
+        """Hidden states [T, hidden] -> this rank's part of the outputs [T, hidden]."""
+
+
+def mixer_of(
+    spec: RecurrentSpec, model: ModelSpec, dtype: torch.dtype, device: torch.device
+) -> RecurrentMixer:
+    """The layer of a spec, with weights to be filled."""
+    return DeltaNet(model.hidden_size, spec, model.rms_norm_eps, dtype, device)
