@@ -75,6 +75,11 @@ def gelu_and_mul(x: Tensor) -> Tensor:
     return F.gelu(gate, approximate="tanh").mul_(up)
 
 
+def relu2(x: Tensor) -> Tensor:
+    """The square of what is above 0."""
+    return F.relu(x).square()
+
+
 def clamped_and_mul(x: Tensor, clamp: Clamp) -> Tensor:
     """The activation of experts that clamp, of gate and up side by side: see `Clamp`."""
     gate, up = x.chunk(2, dim=-1)
@@ -90,18 +95,19 @@ def choose_experts(
     is_sigmoid: bool = False,
     bias: Tensor | None = None,
     scale: float = 1.0,
+    epsilon: float = 1e-20,
 ) -> tuple[Tensor, Tensor]:
     """A router's logits [T, E] -> experts' weights in float32 and indices, [T, top_k] each.
 
     Scores are a softmax or, with `is_sigmoid`, sigmoids. Those with the largest sum of score and
-    `bias` [E] are chosen; their weights are the scores, divided by their sum with `renormalizes`,
-    times `scale`.
+    `bias` [E] are chosen; their weights are the scores, divided by their sum and
+    `epsilon` with `renormalizes`, times `scale`.
     """
     scores = logits.float().sigmoid() if is_sigmoid else logits.float().softmax(-1)
     chosen = (scores if bias is None else scores + bias).topk(top_k, -1).indices
     weights = scores.gather(-1, chosen)
     if renormalizes:
-        weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
+        weights = weights / (weights.sum(-1, keepdim=True) + epsilon)
     return weights * scale, chosen
 
 
@@ -123,19 +129,17 @@ def feed_experts(
     chosen: Tensor,
     gate_ups: Sequence[Callable[[Tensor], Tensor]],
     downs: Sequence[Callable[[Tensor], Tensor]],
-    clamp: Clamp | None = None,
+    act: Callable[[Tensor], Tensor] = silu_and_mul,
 ) -> Tensor:
     """x [T, h], and the weights and the indices of each row's experts [T, k] -> [T, h].
 
-    An expert is the product with its gate and up matrices, then that with its down matrix; in
-    between `clamped_and_mul` with `clamp`, else `silu_and_mul`. The weighted sum is in float32.
+    An expert is the product with its gate and up matrices, then that with its down matrix, and in
+    between `act`. The weighted sum is in float32.
     """
     out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
     for expert in chosen.flatten().bincount().nonzero()[:, 0].tolist():
         rows, places = (chosen == expert).nonzero(as_tuple=True)
-        inner = gate_ups[expert](x[rows])
-        inner = silu_and_mul(inner) if clamp is None else clamped_and_mul(inner, clamp)
-        y = downs[expert](inner)
+        y = downs[expert](act(gate_ups[expert](x[rows])))
         out.index_add_(0, rows, y.float() * weights[rows, places, None])
     return out.to(x.dtype)
 

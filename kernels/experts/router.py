@@ -38,6 +38,7 @@ class Router:
     num_shared: int = 0  # experts of every row
     gates_shared: bool = False  # their weight is the sigmoid of the last logit; else it is 1
     logit_bias: torch.Tensor | None = None  # [E] float32, of the choices' logits; None: none
+    epsilon: float = 1e-20  # that is added to the sum
 
     @property
     def num_choices(self) -> int:
@@ -147,6 +148,7 @@ def _chosen(logits: torch.Tensor, counts: torch.Tensor, router: Router) -> Routi
         HAS_BIAS=router.bias is not None,
         HAS_LOGIT_BIAS=router.logit_bias is not None,
         GATES_SHARED=router.gates_shared,
+        EPSILON=router.epsilon,
         PDL=has_pdl(logits),
         num_warps=max(1, block_e // 256),
         **launch_options(logits),
@@ -263,6 +265,7 @@ def _choose_kernel(
     HAS_BIAS: tl.constexpr,
     HAS_LOGIT_BIAS: tl.constexpr,
     GATES_SHARED: tl.constexpr,
+    EPSILON: tl.constexpr,
     PDL: tl.constexpr,
 ) -> None:
     """One row's experts; the row takes a place among the rows of each."""
@@ -298,7 +301,7 @@ def _choose_kernel(
         weight = tl.where(place == i, tl.sum(tl.where(e == index, score, 0.0), 0), weight)
         key = tl.where(e == index, float("-inf"), key)
     if RENORMALIZES:
-        weight /= tl.sum(weight, 0) + 1e-20
+        weight /= tl.sum(weight, 0) + EPSILON
     weight *= scale
     if SHARED > 0:
         of_every_row = 1.0

@@ -82,7 +82,7 @@ def _expert_schemes(spec: ModelSpec, quantization: Quantization) -> Iterator[Sch
     names = spec.names
     for index, layer in enumerate(spec.layers):
         if isinstance(layer.feed, MoeSpec):
-            if names.stacks_experts:
+            if names.stacks_experts or names.stacks_outputs:
                 raise UnsupportedModel(
                     f"quantization: {quantization.label} is not supported for the experts of "
                     f"{spec.architecture}"

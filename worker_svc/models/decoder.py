@@ -67,16 +67,19 @@ class DecoderLayer:
         """`is_fused`: Triton kernels will compute it."""
         size, eps, offset = model.hidden_size, model.rms_norm_eps, model.norm_offset
         self.input_norm = RMSNorm(size, eps, dtype, device, offset)
-        self.mixer: Attention | RecurrentMixer
+        self.mixer: Attention | RecurrentMixer | None = None
         if isinstance(spec.mixer, AttentionSpec):
             self.mixer = Attention(size, spec.mixer, eps, dtype, device, offset)
-        else:
+        elif spec.mixer is not None:
             self.mixer = mixer_of(spec.mixer, model, dtype, device)
-        self.post_norm = RMSNorm(size, eps, dtype, device, offset)
-        self.feed: MLP | Experts
+        # A layer of one part has one norm.
+        self.post_norm = self.input_norm
+        if spec.mixer is not None and spec.feed is not None:
+            self.post_norm = RMSNorm(size, eps, dtype, device, offset)
+        self.feed: MLP | Experts | None = None
         if isinstance(spec.feed, MlpSpec):
             self.feed = MLP(size, spec.feed, dtype, device)
-        else:
+        elif spec.feed is not None:
             form = _expert_form(model.quantization, is_fused)
             self.feed = Experts(size, spec.feed, dtype, device, form)
         # Of attention, and of what feeds forward.
@@ -94,16 +97,17 @@ class DecoderLayer:
     @property
     def _norms(self) -> tuple[RMSNorm, ...]:
         own = (norm for norm in self.output_norms if norm is not None)
-        return self.input_norm, self.post_norm, *own
+        return tuple(dict.fromkeys((self.input_norm, self.post_norm, *own)))
 
     def destinations(self, prefix: str, names: TensorNames) -> Destinations:
         yield from self.input_norm.destinations(f"{prefix}.{names.input_norm}")
-        mixer_name = names.attention if isinstance(self.mixer, Attention) else names.recurrent
-        yield from self.mixer.destinations(f"{prefix}.{mixer_name}")
-        yield from self.post_norm.destinations(f"{prefix}.{names.post_norm}")
-        if isinstance(self.feed, MLP):
-            yield from self.feed.destinations(f"{prefix}.{names.mlp}")
-        else:
+        if isinstance(self.mixer, Attention):
+            yield from self.mixer.destinations(f"{prefix}.{names.attention}", names)
+        elif self.mixer is not None:
+            yield from self.mixer.destinations(f"{prefix}.{names.recurrent}")
+        if self.post_norm is not self.input_norm:
+            yield from self.post_norm.destinations(f"{prefix}.{names.post_norm}")
+        if self.feed is not None:
             yield from self.feed.destinations(f"{prefix}.{names.mlp}", names)
         of_attention, of_mlp = self.output_norms
         if of_attention is not None:
@@ -112,21 +116,25 @@ class DecoderLayer:
             yield from of_mlp.destinations(f"{prefix}.{names.mlp_output_norm}")
 
     def drop_output_biases(self) -> None:
-        self.mixer.drop_output_bias()
-        self.feed.drop_output_bias()
+        for part in (self.mixer, self.feed):
+            if part is not None:
+                part.drop_output_bias()
 
     def add_norm_offsets(self) -> None:
         """Adds the offsets, once, when all weights are filled and before anything reads them."""
-        self.mixer.add_norm_offset()
+        if self.mixer is not None:
+            self.mixer.add_norm_offset()
         for norm in self._norms:
             norm.add_offset()
 
     def pack(self, dtype: torch.dtype) -> None:
         """Once, when all weights are filled; for activations of this type."""
-        self.mixer.pack(dtype)
+        if self.mixer is not None:
+            self.mixer.pack(dtype)
         for norm in self._norms:
             norm.pack(dtype)
-        self.feed.pack()
+        if self.feed is not None:
+            self.feed.pack()
 
 
 class Decoder:
@@ -181,6 +189,7 @@ class Decoder:
         ropes = self.spec.ropes.values()
         parts = {
             "states": self.spec.has_states,
+            "a factor on what they add": self.spec.residual_scale != 1.0,
             "gated attention": self.spec.attention.is_gated,
             "heads that are rotated in part": any(rope.part < 1 for rope in ropes),
         }
@@ -325,31 +334,41 @@ class Decoder:
         hidden, stored = self._layers[0].input_norm(residual), itertools.count()
         next_norms = [layer.input_norm for layer in self._layers[1:]] + [self._final_norm]
         for index, (layer, next_norm) in enumerate(zip(self._layers, next_norms, strict=True)):
-            if isinstance(layer.mixer, Attention):
-                hidden = layer.mixer(hidden, step, next(stored))
-            else:
-                assert states is not None  # see `make_states`
-                hidden = layer.mixer(hidden, states, index)
-            hidden = self.group.all_reduce(hidden)
-            of_attention, of_feed = layer.output_norms
-            hidden = hidden if of_attention is None else of_attention(hidden)
-            hidden, residual = layer.post_norm.add(hidden, residual)
-            hidden = self.group.all_reduce(layer.feed(hidden))
-            hidden = hidden if of_feed is None else of_feed(hidden)
-            hidden, residual = next_norm.add(hidden, residual)
+            of_mixer, of_feed = layer.output_norms
+            if layer.mixer is not None:
+                if isinstance(layer.mixer, Attention):
+                    hidden = layer.mixer(hidden, step, next(stored))
+                else:
+                    assert states is not None  # see `make_states`
+                    hidden = layer.mixer(hidden, states, index)
+                hidden = self._scaled(self.group.all_reduce(hidden))
+                hidden = hidden if of_mixer is None else of_mixer(hidden)
+                then = next_norm if layer.feed is None else layer.post_norm
+                hidden, residual = then.add(hidden, residual)
+            if layer.feed is not None:
+                hidden = self._scaled(self.group.all_reduce(layer.feed(hidden)))
+                hidden = hidden if of_feed is None else of_feed(hidden)
+                hidden, residual = next_norm.add(hidden, residual)
         if states is not None:
             states.finish()
         return hidden
+
+    def _scaled(self, hidden: Tensor) -> Tensor:
+        """What a part of a layer returns, as it is added to the residual."""
+        scale = self.spec.residual_scale
+        return hidden if scale == 1.0 else hidden * scale
 
     @torch.inference_mode()
     def vocab_part(self, hidden: Tensor) -> VocabPart:
         """Hidden states [R, hidden] -> logits of this rank's part of the vocabulary."""
         if self._compiled is not None:
-            return VocabPart(self._capped(self._compiled.logits(hidden)))
+            return VocabPart(self._final(self._compiled.logits(hidden)))
         head = self._head if self.fused is None else self.fused.head
-        return VocabPart(self._capped(head(hidden)), self.sharding.first_token, self.group)
+        return VocabPart(self._final(head(hidden)), self.sharding.first_token, self.group)
 
-    def _capped(self, logits: Tensor) -> Tensor:
+    def _final(self, logits: Tensor) -> Tensor:
+        if self.spec.logit_divisor != 1.0:
+            logits = logits.div_(self.spec.logit_divisor)
         cap = self.spec.logit_softcap
         return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
 
@@ -412,6 +431,7 @@ class Decoder:
     def _fuse(self) -> "FusedDecoder":
         from worker_svc.models import fused  # noqa: PLC0415 - needs Triton
 
+        feeds = [layer.feed for layer in self._layers if layer.feed is not None]
         layers = [
             fused.FusedLayer.of(
                 self.kinds[index],
@@ -419,10 +439,10 @@ class Decoder:
                 layer.input_norm,
                 layer.attention,
                 layer.post_norm,
-                layer.feed,
+                feed,
                 layer.output_norms,
             )
-            for index, layer in enumerate(self._layers)
+            for index, (layer, feed) in enumerate(zip(self._layers, feeds, strict=True))
         ]
         return fused.FusedDecoder(
             self._float_embedding(),

@@ -9,6 +9,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
+from itertools import chain, islice
 
 import torch
 import torch.nn.functional as F
@@ -17,7 +18,7 @@ from torch import Tensor
 from kernels import reference
 from kernels.experts.weights import ExpertWeights, serves_float8
 from kernels.quantized.scaled import ScaledWeight
-from worker_svc.models.layers import Destinations, parts, whole
+from worker_svc.models.layers import ACTS, Destinations, gate_up_names, parts, whole
 from worker_svc.models.linear import Linear, WeightRows
 from worker_svc.models.mxfp4_experts import BLOCKS, SCALES, Mxfp4Experts, Mxfp4Tensor
 from worker_svc.models.spec import MoeSpec, TensorNames, UnsupportedModel
@@ -73,7 +74,8 @@ class Experts:
             self.logit_bias = torch.empty(num_experts, dtype=torch.float32, device=device)
         # An expert of every token is several others, which add up to it.
         count = num_experts + (0 if shared is None else shared.count)
-        gate_up, down = (2 * self._inner, hidden), (hidden, self._inner)
+        num_parts = 2 if spec.activation.has_gate else 1
+        gate_up, down = (num_parts * self._inner, hidden), (hidden, self._inner)
         self._gate_up = _Stack(count, gate_up, dtype, device, form, has_bias=spec.bias)
         self._down = _Stack(count, down, dtype, device, form, has_bias=spec.bias)
 
@@ -84,23 +86,30 @@ class Experts:
             yield f"{prefix}.{names.router_bias}", self.bias
         if self.logit_bias is not None:
             yield f"{prefix}.{names.logit_bias}", self.logit_bias
-        if names.stacks_experts:
+        if names.stacks_outputs:
+            yield f"{prefix}.{names.expert_gate_up}.weight", self._gate_up.first(num_experts)
+            yield f"{prefix}.{names.expert_down}.weight", self._down.first(num_experts)
+        elif names.stacks_experts:
             experts_prefix = f"{prefix}.{names.experts}"
             for stack, name, num_parts in (
                 (self._gate_up, names.expert_gate_up, 2),
                 (self._down, names.expert_down, 1),
             ):
                 yield from stack.destinations(f"{experts_prefix}.{name}", num_parts)
-            return
-        sizes = {names.expert_gate: self._inner, names.expert_up: self._inner}
-        experts = list(zip(self._gate_up.linears, self._down.linears, strict=True))
-        for index, (gate_up, down) in enumerate(experts[:num_experts]):
+        else:
+            yield from self._expert_destinations(prefix, names)
+        shared = [stack.linears[num_experts:] for stack in (self._gate_up, self._down)]
+        if shared[0]:
+            yield from self._shared_destinations(prefix, names, *shared)
+
+    def _expert_destinations(self, prefix: str, names: TensorNames) -> Destinations:
+        """The destinations of experts with tensors of their own."""
+        sizes = dict.fromkeys(self._gate_up_names(names), self._inner)
+        experts = zip(self._gate_up.linears, self._down.linears, strict=True)
+        for index, (gate_up, down) in enumerate(islice(experts, self.spec.router.num_experts)):
             expert = f"{prefix}.{names.experts}.{index}"
             yield from parts(expert, sizes, gate_up)
             yield from whole(f"{expert}.{names.expert_down}", down)
-        if len(experts) > num_experts:
-            gate_ups, downs = zip(*experts[num_experts:], strict=True)
-            yield from self._shared_destinations(prefix, names, gate_ups, downs)
 
     def _shared_destinations(
         self, prefix: str, names: TensorNames, gate_ups: Sequence[Linear], downs: Sequence[Linear]
@@ -109,12 +118,23 @@ class Experts:
         if self._gates_shared:
             yield f"{prefix}.{names.shared_gate}.weight", self.router[-1:]
         expert, inner = f"{prefix}.{names.shared_expert}", self._inner
-        gates = [linear.rows(0, inner) for linear in gate_ups]
-        ups = [linear.rows(inner, 2 * inner) for linear in gate_ups]
-        yield f"{expert}.{names.expert_gate}.weight", Joined(gates, 0)
-        yield f"{expert}.{names.expert_up}.weight", Joined(ups, 0)
+        down_name = names.expert_down
+        if names.shared_mlp is not None:
+            expert, down_name = f"{prefix.rpartition('.')[0]}.{names.shared_mlp}", names.mlp_down
+        by_part = [
+            [linear.rows(place * inner, (place + 1) * inner) for linear in gate_ups]
+            for place in range(2 if self.spec.activation.has_gate else 1)
+        ]
+        if names.mlp_gate_up is not None:
+            yield f"{expert}.{names.mlp_gate_up}.weight", Joined([*chain(*by_part)], 0)
+        else:
+            for name, rows in zip(self._gate_up_names(names), by_part, strict=True):
+                yield f"{expert}.{name}.weight", Joined(rows, 0)
         whole_downs = [linear.rows(0, linear.shape[0]) for linear in downs]
-        yield f"{expert}.{names.expert_down}.weight", Joined(whole_downs, 1)
+        yield f"{expert}.{down_name}.weight", Joined(whole_downs, 1)
+
+    def _gate_up_names(self, names: TensorNames) -> tuple[str, ...]:
+        return gate_up_names(self.spec.activation, names.expert_gate, names.expert_up)
 
     def drop_output_bias(self) -> None:
         """Drops the biases; called on all ranks but one, since the ranks' outputs are summed."""
@@ -141,6 +161,7 @@ class Experts:
             is_sigmoid=rule.is_sigmoid,
             bias=self.bias,
             scale=rule.scale,
+            epsilon=rule.epsilon,
         )
         if shared is not None:
             gate = logits[:, -1] if shared.is_gated else None
@@ -148,7 +169,14 @@ class Experts:
                 weights, chosen, rule.num_experts, shared.count, gate
             )
         gate_ups, downs = self._gate_up.linears, self._down.linears
-        return reference.feed_experts(hidden, weights, chosen, gate_ups, downs, self.spec.clamp)
+        return reference.feed_experts(hidden, weights, chosen, gate_ups, downs, self._act)
+
+    def _act(self, inner: Tensor) -> Tensor:
+        """The first product of an expert [R, 2I], or without a gate [R, I] -> [R, I]."""
+        clamp = self.spec.clamp
+        if clamp is not None:
+            return reference.clamped_and_mul(inner, clamp)
+        return ACTS[self.spec.activation](inner)
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,6 +277,11 @@ class _Stack:
             yield name, Stacked(self._values, num_parts)
         if self._bias is not None:
             yield f"{name}_bias", Stacked(self._bias, num_parts)
+
+    def first(self, count: int) -> Tensor:
+        """The float weights of so many layers, [count, N, K]."""
+        assert self._values is not None  # quantized ones are refused: see `models.config`
+        return self._values[:count]
 
     def drop_bias(self) -> None:
         """Drops the biases."""

@@ -42,6 +42,7 @@ class FusedExperts:
             0 if shared is None else shared.count,
             shared is not None and shared.is_gated,
             experts.logit_bias,
+            rule.epsilon,
         )
         return cls(norm.weight, router, *experts.stacked(), experts.spec.clamp)
 

@@ -14,16 +14,19 @@ from kernels import reference
 from worker_svc.attention.torch_backend import AttentionStep
 from worker_svc.models.interleaved import Interleaved
 from worker_svc.models.linear import Linear
-from worker_svc.models.spec import Activation, AttentionSpec, MlpSpec
+from worker_svc.models.spec import Activation, AttentionSpec, MlpSpec, TensorNames
 from worker_svc.models.weights import Destination
 
 # (name in the checkpoint, what its tensor fills).
 Destinations = Iterator[tuple[str, Destination]]
 
-# act(gate) * up, of gate and up side by side.
+LLAMA = TensorNames()  # the names of most families
+
+# act(gate) * up, of gate and up side by side; of one without a gate, act(up).
 ACTS: dict[Activation, Callable[[Tensor], Tensor]] = {
     Activation.SILU: reference.silu_and_mul,
     Activation.GELU_TANH: reference.gelu_and_mul,
+    Activation.RELU2: reference.relu2,
 }
 
 
@@ -107,18 +110,18 @@ class Attention:
             q_norm, k_norm = self._qk_norm.tensor_split((spec.num_heads,))
             self._norms = q_norm, k_norm
 
-    def destinations(self, prefix: str) -> Destinations:
+    def destinations(self, prefix: str, names: TensorNames = LLAMA) -> Destinations:
         if self._gate_size:
             yield from self._gated_destinations(prefix)
         else:
             yield from parts(prefix, self._sizes, self._qkv)
-        yield from whole(f"{prefix}.o_proj", self._o)
+        yield from whole(f"{prefix}.{names.attention_output}", self._o)
         if self.sinks is not None:
             yield f"{prefix}.sinks", self.sinks
         if self._norms is not None:
             # The checkpoint has one row for all heads; pack() copies it to the others.
-            yield f"{prefix}.q_norm.weight", self._norms[0][0]
-            yield f"{prefix}.k_norm.weight", self._norms[1][0]
+            yield f"{prefix}.{names.q_norm}.weight", self._norms[0][0]
+            yield f"{prefix}.{names.k_norm}.weight", self._norms[1][0]
 
     def _gated_destinations(self, prefix: str) -> Destinations:
         """Those of the projections without biases: each head's query comes before its gate."""
@@ -171,21 +174,29 @@ class Attention:
 
 
 class MLP:
-    """Gate and up projections as one linear layer, the gate's activation, down projection."""
+    """Gate and up projections as one linear layer, the activation, down projection."""
 
     def __init__(
         self, hidden: int, spec: MlpSpec, dtype: torch.dtype, device: torch.device
     ) -> None:
         inner = spec.intermediate_size
         self.activation = spec.activation
-        self._act_and_mul = ACTS[spec.activation]
-        self._sizes = {"gate_proj": inner, "up_proj": inner}
-        self._gate_up = Linear.empty(hidden, 2 * inner, bias=spec.bias, dtype=dtype, device=device)
+        self._act = ACTS[spec.activation]
+        self._inner = inner
+        outer = 2 * inner if spec.activation.has_gate else inner
+        self._gate_up = Linear.empty(hidden, outer, bias=spec.bias, dtype=dtype, device=device)
         self._down = Linear.empty(inner, hidden, bias=spec.bias, dtype=dtype, device=device)
 
-    def destinations(self, prefix: str) -> Destinations:
-        yield from parts(prefix, self._sizes, self._gate_up)
-        yield from whole(f"{prefix}.down_proj", self._down)
+    def destinations(self, prefix: str, names: TensorNames = LLAMA) -> Destinations:
+        if names.mlp_gate_up is not None:
+            yield from whole(f"{prefix}.{names.mlp_gate_up}", self._gate_up)
+            yield from whole(f"{prefix}.{names.mlp_down}", self._down)
+            return
+        sizes = dict.fromkeys(
+            gate_up_names(self.activation, names.mlp_gate, names.mlp_up), self._inner
+        )
+        yield from parts(prefix, sizes, self._gate_up)
+        yield from whole(f"{prefix}.{names.mlp_down}", self._down)
 
     @property
     def linears(self) -> tuple[Linear, Linear]:
@@ -201,7 +212,12 @@ class MLP:
         self._down.pack()
 
     def __call__(self, hidden: Tensor) -> Tensor:
-        return self._down(self._act_and_mul(self._gate_up(hidden)))
+        return self._down(self._act(self._gate_up(hidden)))
+
+
+def gate_up_names(activation: Activation, gate: str, up: str) -> tuple[str, ...]:
+    """The names of what an MLP's first product is made of, in this order."""
+    return (gate, up) if activation.has_gate else (up,)
 
 
 def whole(prefix: str, linear: Linear) -> Destinations:

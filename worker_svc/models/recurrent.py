@@ -7,7 +7,9 @@ from torch import Tensor
 
 from worker_svc.models.delta_net import DeltaNet
 from worker_svc.models.layers import Destinations
-from worker_svc.models.spec import ModelSpec, RecurrentSpec
+from worker_svc.models.mamba2 import Mamba2
+from worker_svc.models.short_conv import ShortConv
+from worker_svc.models.spec import DeltaNetSpec, Mamba2Spec, ModelSpec, RecurrentSpec, ShortConvSpec
 from worker_svc.states.step import StateStep
 
 
@@ -34,4 +36,10 @@ def mixer_of(
     spec: RecurrentSpec, model: ModelSpec, dtype: torch.dtype, device: torch.device
 ) -> RecurrentMixer:
     """The layer of a spec, with weights to be filled."""
-    return DeltaNet(model.hidden_size, spec, model.rms_norm_eps, dtype, device)
+    match spec:
+        case DeltaNetSpec():
+            return DeltaNet(model.hidden_size, spec, model.rms_norm_eps, dtype, device)
+        case ShortConvSpec():
+            return ShortConv(model.hidden_size, spec, dtype, device)
+        case Mamba2Spec():
+            return Mamba2(model.hidden_size, spec, dtype, device)

@@ -5,21 +5,21 @@ embedding and LM head by vocabulary; a router is whole on every rank.
 With more ranks than KV heads several ranks hold the same KV head, each with different query heads.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from worker_svc.models.spec import (
     AttentionSpec,
     DeltaNetSpec,
+    Mamba2Spec,
     MlpSpec,
     ModelSpec,
     MoeSpec,
     RecurrentSpec,
+    ShortConvSpec,
     UnsupportedModel,
 )
 from worker_svc.models.weights import Share
-
-# Tensors of a delta net whose rows are those of queries, of keys and of values.
-OF_SECTIONS = ("in_proj_qkv.weight", "conv1d.weight")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,27 +48,34 @@ class Sharding:
 
     def share(self, name: str) -> Share | None:
         """The shard of a checkpoint's tensor that this rank reads; None: the whole tensor."""
-        end = ".".join(name.rsplit(".", 2)[-2:])
         divided = self.whole.names.divided
-        if self.size == 1 or end not in divided:
+        parts = name.split(".")
+        ends = [end for end in (".".join(parts[-3:]), ".".join(parts[-2:])) if end in divided]
+        if self.size == 1 or not ends:
             return None
-        count = self.size
+        end, count = ends[0], self.size
         if end.startswith(("k_proj", "v_proj")):
             count = min(count, self.whole.attention.num_kv_heads)
-        sections = self._sections if end in OF_SECTIONS else ()
+        sections = self._sections.get(end, ())
         return Share(divided[end], self.rank // (self.size // count), count, sections)
 
     @property
-    def _sections(self) -> tuple[int, ...]:
-        """The sizes of queries, keys and values of a delta net, each of which is divided."""
+    def _sections(self) -> Mapping[str, tuple[int, ...]]:
+        """The sections of recurrent layers' tensors, each of which is divided, by their ends."""
         mixers = (layer.mixer for layer in self.whole.layers)
-        return next(mixer.sections for mixer in mixers if isinstance(mixer, DeltaNetSpec))
+        found = (mixer.divided_sections for mixer in mixers if isinstance(mixer, RecurrentSpec))
+        return next(found, {})
 
 
 def _part(whole: ModelSpec, size: int) -> ModelSpec:
     """The model with the sizes of one of `size` ranks."""
     if size == 1:
         return whole
+    if whole.names.mlp_gate_up is not None:
+        raise UnsupportedModel(
+            f"tensor_parallel_size: {size} ranks are not supported for {whole.architecture}, whose "
+            "files have one tensor of gate and up"
+        )
     layers = tuple(
         replace(layer, mixer=_mixer(layer.mixer, size), feed=_feed(layer.feed, size))
         for layer in whole.layers
@@ -76,14 +83,29 @@ def _part(whole: ModelSpec, size: int) -> ModelSpec:
     return replace(whole, layers=layers, vocab_size=_quotient("vocab_size", whole.vocab_size, size))
 
 
-def _mixer(whole: AttentionSpec | RecurrentSpec, size: int) -> AttentionSpec | RecurrentSpec:
-    if isinstance(whole, AttentionSpec):
-        return _attention(whole, size)
-    return replace(
-        whole,
-        num_key_heads=_quotient("linear_num_key_heads", whole.num_key_heads, size),
-        num_value_heads=_quotient("linear_num_value_heads", whole.num_value_heads, size),
-    )
+def _mixer(
+    whole: AttentionSpec | RecurrentSpec | None, size: int
+) -> AttentionSpec | RecurrentSpec | None:
+    match whole:
+        case AttentionSpec():
+            return _attention(whole, size)
+        case DeltaNetSpec():
+            return replace(
+                whole,
+                num_key_heads=_quotient("linear_num_key_heads", whole.num_key_heads, size),
+                num_value_heads=_quotient("linear_num_value_heads", whole.num_value_heads, size),
+            )
+        case ShortConvSpec():
+            channels = _quotient("channels of a convolution", whole.channels, size)
+            return replace(whole, channels=channels)
+        case Mamba2Spec():
+            # A group's norm is over all of its heads, so that no rank may have a part of one.
+            return replace(
+                whole,
+                num_heads=_quotient("heads of Mamba-2", whole.num_heads, size),
+                num_groups=_quotient("groups of Mamba-2", whole.num_groups, size),
+            )
+    return None
 
 
 def _attention(whole: AttentionSpec, size: int) -> AttentionSpec:
@@ -100,7 +122,9 @@ def _attention(whole: AttentionSpec, size: int) -> AttentionSpec:
     return replace(whole, num_heads=num_heads, num_kv_heads=num_kv_heads)
 
 
-def _feed(whole: MlpSpec | MoeSpec, size: int) -> MlpSpec | MoeSpec:
+def _feed(whole: MlpSpec | MoeSpec | None, size: int) -> MlpSpec | MoeSpec | None:
+    if whole is None:
+        return None
     name = "intermediate_size" if isinstance(whole, MlpSpec) else "intermediate_size of an expert"
     return replace(whole, intermediate_size=_quotient(name, whole.intermediate_size, size))
 

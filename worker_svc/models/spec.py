@@ -79,6 +79,12 @@ class DeltaNetSpec:
         keys = self.num_key_heads * self.key_dim
         return keys, keys, self.num_value_heads * self.value_dim
 
+    @property
+    def divided_sections(self) -> Mapping[str, tuple[int, ...]]:
+        """The rows of sections of which each is divided among ranks, by the ends of names."""
+        of_heads = ("in_proj_qkv.weight", "conv1d.weight")
+        return dict.fromkeys(of_heads, self.sections)
+
     def states(self, dtype: torch.dtype) -> Mapping[str, StateShape]:
         """The states of a sequence, where activations have this type."""
         shape = self.num_value_heads, self.key_dim, self.value_dim
@@ -88,19 +94,92 @@ class DeltaNetSpec:
         }
 
 
-RecurrentSpec = DeltaNetSpec  # a mixer whose sequences have states in place of keys and values
+@dataclass(frozen=True, slots=True)
+class ShortConvSpec:
+    """A gated convolution of each channel over the last tokens, with a state of those before."""
+
+    channels: int
+    width: int  # in tokens, the newest one among them
+    bias: bool = False  # of the convolution and both projections
+
+    @property
+    def divided_sections(self) -> Mapping[str, tuple[int, ...]]:
+        """The rows of sections of which each is divided among ranks, by the ends of names."""
+        return dict.fromkeys(("in_proj.weight", "in_proj.bias"), (self.channels,) * 3)
+
+    def states(self, dtype: torch.dtype) -> Mapping[str, StateShape]:
+        """The states of a sequence, where activations have this type."""
+        return {CONV: StateShape((self.channels, self.width - 1), dtype)}
+
+
+@dataclass(frozen=True, slots=True)
+class Mamba2Spec:
+    """Mamba-2: a convolution, then a recurrent state of [head_dim, state_size] a head."""
+
+    num_heads: int
+    head_dim: int
+    num_groups: int  # of heads that share what is written to states and read from them
+    state_size: int
+    width: int  # of the convolution, in tokens
+    norm_eps: float
+    conv_bias: bool = True
+    bias: bool = False  # of both projections
+
+    @property
+    def inner_size(self) -> int:
+        """The width of all heads."""
+        return self.num_heads * self.head_dim
+
+    @property
+    def num_channels(self) -> int:
+        """The channels of the convolution: inputs of heads, and what groups write and read."""
+        return self.inner_size + 2 * self.num_groups * self.state_size
+
+    @property
+    def divided_sections(self) -> Mapping[str, tuple[int, ...]]:
+        """The rows of sections of which each is divided among ranks, by the ends of names."""
+        of_groups = self.num_groups * self.state_size
+        conv = self.inner_size, of_groups, of_groups
+        projections = self.inner_size, *conv, self.num_heads
+        return {
+            "in_proj.weight": projections,
+            "in_proj.bias": projections,
+            "conv1d.weight": conv,
+            "conv1d.bias": conv,
+        }
+
+    def states(self, dtype: torch.dtype) -> Mapping[str, StateShape]:
+        """The states of a sequence, where activations have this type."""
+        shape = self.num_heads, self.head_dim, self.state_size
+        return {
+            CONV: StateShape((self.num_channels, self.width - 1), dtype),
+            RECURRENT: StateShape(shape, torch.float32),
+        }
+
+
+# A mixer whose sequences have states in place of keys and values.
+RecurrentSpec = DeltaNetSpec | ShortConvSpec | Mamba2Spec
 
 
 class Activation(Enum):
-    """The function of an MLP's gate; the values are those of config.json."""
+    """The function of an MLP; the values are those of config.json."""
 
     SILU = "silu"
     GELU_TANH = "gelu_pytorch_tanh"  # with its approximation by tanh
+    RELU2 = "relu2"  # the square of what is above 0
+
+    @property
+    def has_gate(self) -> bool:
+        """True if it is the gate's, and the product is multiplied; else it is of the product up."""
+        return self is not Activation.RELU2
 
 
 @dataclass(frozen=True, slots=True)
 class MlpSpec:
-    """down(act(gate(x)) * up(x)), with weights of [intermediate_size, hidden_size]."""
+    """down(act(gate(x)) * up(x)), with weights of [intermediate_size, hidden_size].
+
+    Without a gate it is down(act(up(x))).
+    """
 
     intermediate_size: int
     bias: bool = False
@@ -118,6 +197,7 @@ class RouterSpec:
     has_bias: bool = False  # scores are chosen with a bias, which weights do not have
     has_logit_bias: bool = False  # the logits have a bias
     scale: float = 1.0  # of the weights
+    epsilon: float = 1e-20  # that is added to the sum
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,15 +216,19 @@ class MoeSpec:
     intermediate_size: int  # of each expert
     shared: SharedSpec | None = None
     bias: bool = False  # of both products of an expert
-    clamp: Clamp | None = None  # of gate and up; None: silu(gate) * up
+    clamp: Clamp | None = None  # of gate and up; None: the activation
+    activation: Activation = Activation.SILU
 
 
 @dataclass(frozen=True, slots=True)
 class LayerSpec:
-    """A norm and what mixes tokens, a norm and what feeds each token forward."""
+    """A norm and what mixes tokens, a norm and what feeds each token forward.
 
-    mixer: AttentionSpec | RecurrentSpec
-    feed: MlpSpec | MoeSpec
+    A layer has one of the two, or both.
+    """
+
+    mixer: AttentionSpec | RecurrentSpec | None
+    feed: MlpSpec | MoeSpec | None
     norms_outputs: bool = False  # True: what each of the two returns is normed before it is added
 
     @property
@@ -225,6 +309,15 @@ class TensorNames:
     recurrent: str = "linear_attn"  # in place of attention
     post_norm: str = "post_attention_layernorm"
     mlp: str = "mlp"
+    # In a layer's attention:
+    q_norm: str = "q_norm"
+    k_norm: str = "k_norm"
+    attention_output: str = "o_proj"
+    # In a layer's mlp:
+    mlp_gate: str = "gate_proj"
+    mlp_up: str = "up_proj"
+    mlp_down: str = "down_proj"
+    mlp_gate_up: str | None = None  # one tensor of both, one after the other, in place of two
     # In a layer's mlp, if it has experts:
     router: str = "gate"
     router_bias: str = "gate.e_score_correction_bias"  # that experts are chosen with
@@ -239,6 +332,9 @@ class TensorNames:
     # up alternate.
     stacks_experts: bool = False
     expert_gate_up: str = "gate_up_proj"
+    # True: it is [E, outputs, inputs], gate before up, and `experts` is no part of its name.
+    stacks_outputs: bool = False
+    shared_mlp: str | None = None  # of a shared expert that is no part of the mlp
     # In a layer that norms outputs:
     attention_output_norm: str = "post_attention_layernorm"
     mlp_output_norm: str = "post_feedforward_layernorm"
@@ -290,6 +386,8 @@ class ModelSpec:
     quantization: Quantization | None = None  # None: the weights are plain numbers
     embedding_scale: float = 1.0  # of the rows of the table
     norm_offset: float = 0.0  # the weights of norms are stored less this
+    residual_scale: float = 1.0  # of what a mixer or a feed returns, before it is added
+    logit_divisor: float = 1.0  # of logits
     logit_softcap: float | None = None  # logits become softcap * tanh(logit / softcap)
     # A window that the configuration names, and that the family does not apply to its layers: no
     # longer context is served. None: it names none.
@@ -309,14 +407,14 @@ class ModelSpec:
     @property
     def has_states(self) -> bool:
         """True if a sequence has states besides keys and values."""
-        return len(self.attentions) < self.num_layers
+        return any(isinstance(layer.mixer, RecurrentSpec) for layer in self.layers)
 
     def states(self, dtype: torch.dtype) -> Mapping[StateKey, StateShape]:
         """The states of a sequence in all layers, where activations have this type."""
         return {
             StateKey(index, name): shape
             for index, layer in enumerate(self.layers)
-            if not isinstance(layer.mixer, AttentionSpec)
+            if isinstance(layer.mixer, RecurrentSpec)
             for name, shape in layer.mixer.states(dtype).items()
         }
 
@@ -354,6 +452,14 @@ class ModelSpec:
                 f"one shape: {shapes[0]}, {shapes[1]}"
             )
         return shapes[0]
+
+    @property
+    def uniform_feed(self) -> MlpSpec | MoeSpec:
+        """What all layers feed each token to. Raises UnsupportedModel as `uniform`."""
+        feed = self.uniform.feed
+        if feed is None:
+            raise UnsupportedModel(f"layers: those of {self.architecture} have no MLP")
+        return feed
 
     @property
     def max_model_len(self) -> int:

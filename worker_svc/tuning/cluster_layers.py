@@ -74,7 +74,7 @@ def _shape(spec: ModelSpec) -> LayerShape:
     attention = spec.attention
     return LayerShape(
         hidden=spec.hidden_size,
-        intermediate=spec.uniform.feed.intermediate_size,
+        intermediate=spec.uniform_feed.intermediate_size,
         num_heads=attention.num_heads,
         num_kv_heads=attention.num_kv_heads,
         head_dim=attention.head_dim,

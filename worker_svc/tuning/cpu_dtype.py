@@ -49,7 +49,7 @@ class WeightShapes:
     @classmethod
     def of(cls, spec: ModelSpec) -> "WeightShapes":
         """The weight shapes of a model."""
-        hidden, inner = spec.hidden_size, spec.uniform.feed.intermediate_size
+        hidden, inner = spec.hidden_size, spec.uniform_feed.intermediate_size
         q = spec.attention.num_heads * spec.attention.head_dim
         kv = spec.attention.num_kv_heads * spec.attention.head_dim
         shapes = ((q + 2 * kv, hidden), (hidden, q), (2 * inner, hidden), (hidden, inner))

@@ -93,13 +93,14 @@ class Case:
 
     def expected(self, residual: Tensor | None) -> Tensor:
         """[T, hidden] in float32."""
+        act = partial(reference.clamped_and_mul, clamp=self.clamp)
         y = reference.feed_experts(
             self.x.float(),
             self.routing.weights,
             self.routing.experts.long(),
             layers(self.gate_up),
             layers(self.down),
-            self.clamp,
+            reference.silu_and_mul if self.clamp is None else act,
         )
         return y if residual is None else y + residual.float()
 

@@ -95,6 +95,17 @@ def test_sigmoids_choose_with_a_bias_and_weigh_without(
     assert_lists_agree(routing)
 
 
+def test_what_is_added_to_a_sum_counts_where_scores_are_small(device, assert_close):
+    x, weight = made((3, 64, 12, 4), torch.float32, device)
+    bias = torch.full((12,), -8.0, device=device)  # of the logits: each score is about 3e-4
+    rule = Router(weight, 4, True, is_sigmoid=True, logit_bias=bias, epsilon=1e-3)
+    _, routing = route(x, rule, None, EPS)
+    logits = x @ weight.T + bias
+    weights, _ = reference.choose_experts(logits, 4, True, is_sigmoid=True, epsilon=1e-3)
+    assert (weights.sum(-1) < 0.9).all()
+    assert_close(routing.weights, weights)
+
+
 @pytest.mark.filterwarnings("ignore:.* encountered in:RuntimeWarning")
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 0.0])
 def test_rows_of_padding_have_experts_that_are_there(value, device):

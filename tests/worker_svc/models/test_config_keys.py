@@ -51,19 +51,29 @@ R1_DISTILL_QWEN = {
     "use_mrope": False,
     "use_sliding_window": False,
 }
-# Those of windows by default, softcaps and another activation have tests of their own (test_gemma,
-# test_gpt_oss).
-USUAL = [name for name in BUILT_IN if not name.startswith(("Gemma", "GptOss"))]
+# Those of windows by default, softcaps, factors, another activation and layers of other kinds have
+# tests of their own (test_gemma, test_gpt_oss, test_granite, test_nemotron_h).
+UNUSUAL = ("Gemma", "GptOss", "Granite", "NemotronH")
+USUAL = [name for name in BUILT_IN if not name.startswith(UNUSUAL)]
 WITHOUT_EXPERTS = [name for name in USUAL if "num_experts_per_tok" not in find(name).keys]
 
 
 # Keys without which a family has no model, or another one than the rest.
-NEEDED: dict[str, dict[str, int | None]] = {
+NEEDED: dict[str, dict[str, Any]] = {
     "Dots1ForCausalLM": {
         "n_routed_experts": 8,
         "n_shared_experts": 1,
         "num_experts_per_tok": 2,
         "sliding_window": None,
+    },
+    "GraniteMoeHybridForCausalLM": {
+        "layer_types": ["mamba", "attention", "mamba"],
+        "num_hidden_layers": 3,
+        "shared_intermediate_size": 11008,
+    },
+    "Lfm2MoeForCausalLM": {
+        "layer_types": ["conv", "full_attention", "conv"],
+        "num_hidden_layers": 3,
     },
     # One of the three layers here has attention.
     "Qwen3NextForCausalLM": {"full_attention_interval": 3},

@@ -1,4 +1,4 @@
-"""Qwen3-Next and Qwen3.5 by layers of ours against transformers, and what their files say."""
+"""Hybrids by layers of ours against transformers: prompts in all cuts, and snapshots in them."""
 
 from collections.abc import Callable
 from functools import cache
@@ -31,13 +31,25 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pair]:
         folder = written(name, tmp_path_factory.mktemp(name))
         auto = AutoModelForImageTextToText if name in WITH_PICTURES else AutoModelForCausalLM
         theirs = auto.from_pretrained(folder, dtype=torch.float32).eval()
+        limit_steps_alike(theirs)
         return load_model(folder, torch.float32, torch.device("cpu"), 160), theirs
 
     return get
 
 
+def limit_steps_alike(theirs: PreTrainedModel) -> None:
+    """Gives Nemotron-H the limits of its configuration.
+
+    transformers raises steps to `time_step_min` in prompts, and does not in tokens that follow one
+    by one: a result would depend on how a prompt is cut.
+    """
+    for module in theirs.modules():
+        if hasattr(module, "time_step_limit"):
+            module.time_step_limit = tuple(theirs.config.time_step_limit)
+
+
 def written(name: str, folder: Path) -> Path:
-    """A checkpoint whose norms and step sizes are no constants, with heads that draft."""
+    """A checkpoint whose norms and step sizes are no constants, of Qwen with heads that draft."""
     write(name, folder, {"max_position_embeddings": 160})
     path = folder / "model.safetensors"
     tensors = load_file(path)
@@ -45,7 +57,8 @@ def written(name: str, folder: Path) -> Path:
     for values in tensors.values():
         if values.dim() == 1:
             values += 0.3 * torch.randn(values.shape)
-    tensors["mtp.fc.weight"] = torch.ones(3)
+    if name.startswith("qwen"):
+        tensors["mtp.fc.weight"] = torch.ones(3)
     save_file(tensors, path, {"format": "pt"})
     return folder
 
@@ -100,8 +113,9 @@ def test_a_snapshot_inside_a_chunk_is_the_state_there(
         assert_near(again, expected[begin:end])
 
 
-def test_weights_in_bfloat16_are_near_those_in_float32(tmp_path: Path) -> None:
-    folder = written("qwen3_5", tmp_path / "model")
+@pytest.mark.parametrize("name", ["qwen3_5", "nemotron_h", "lfm2"])
+def test_weights_in_bfloat16_are_near_those_in_float32(name: str, tmp_path: Path) -> None:
+    folder = written(name, tmp_path / "model")
     (prompt,) = make_prompts(70)
     cpu = torch.device("cpu")
     exact, rounded = (

@@ -206,6 +206,26 @@ HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
             "num_experts": 4,
         },
     ),
+    "granite_hybrid": (
+        "granitemoehybrid",
+        {
+            "layer_types": [LINEAR, FULL, LINEAR],
+            "intermediate_size": 24,
+            "shared_intermediate_size": 48,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "head_dim": None,
+            "mamba_n_heads": 4,
+            "mamba_n_groups": 2,
+            "mamba_d_state": 8,
+            "mamba_chunk_size": 16,
+            "embedding_multiplier": 3.0,
+            "logits_scaling": 2.0,
+            "residual_multiplier": 0.5,
+            "attention_multiplier": 0.2,
+            "position_embedding_type": "nope",
+        },
+    ),
 }
 _EYES = {
     "depth": 2,
@@ -257,7 +277,16 @@ WITH_PICTURES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 _OTHER_DRAWS = {"cohere2": 1, "lfm2": 1}  # where the first draw has no clear winners
 TEXT = DENSE | EXPERTS | HYBRIDS
 NAMES = [*TEXT, *WITH_PICTURES]
-NATIVE_HYBRIDS = ("qwen3_next", "qwen3_5", "qwen3_5_vl")  # that layers of ours compute, too
+# That layers of ours compute, too.
+NATIVE_HYBRIDS = (
+    "granite_hybrid",
+    "lfm2",
+    "lfm2_moe",
+    "nemotron_h",
+    "qwen3_5",
+    "qwen3_5_vl",
+    "qwen3_next",
+)
 
 
 def write(name: str, folder: Path, sizes: dict[str, Any] | None = None) -> Path:

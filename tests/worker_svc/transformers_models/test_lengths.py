@@ -26,6 +26,8 @@ CONFIG = replace(
         ("lfm2", "transformers"),
         ("qwen3_5", "native"),
         ("qwen3_next", "native"),
+        ("nemotron_h", "native"),
+        ("lfm2", "native"),
     ],
     ids="-".join,
 )

@@ -44,12 +44,14 @@ CONFIG = WorkerConfig(
 )
 BLOCKS_EACH = 14  # of the longest sequence, with its tokens
 WITHOUT_PLAN = {"opt", "gpt_oss", "lfm2", "qwen3_vl"}
+UNDIVIDED = {"granite_hybrid"}  # by layers of ours
 PLANNED = [name for name in NAMES if name not in WITHOUT_PLAN]
 # With 4 ranks and 2 KV heads two ranks have the same ones.
 CASES = [
     *((name, 2, "transformers") for name in PLANNED),
     *((name, 4, "transformers") for name in ("mistral", "gemma4", "mixtral")),
-    *((name, 2, "native") for name in NATIVE_HYBRIDS),
+    *((name, 2, "native") for name in NATIVE_HYBRIDS if name not in UNDIVIDED),
+    ("granite", 2, "native"),
 ]
 GREEDY = RowSampling()
 WIDE = {"hidden_size": 64, "head_dim": 16}
@@ -145,6 +147,19 @@ def test_tied_heads_biases_and_a_vocabulary_that_does_not_divide(
     prompts = [prompt_of(length) for length in LENGTHS]
     wanted = [Oracle(name, folder)(prompt, NUM_TOKENS) for prompt in prompts]
     assert on_ranks(2, lambda group: greedy(folder, prompts, group)) == [wanted] * 2
+
+
+def test_biases_of_convolutions_are_divided_and_added_once(tmp_path: Path) -> None:
+    folder = write("lfm2", tmp_path / "lfm2", {"conv_bias": True})
+    give_biases(folder)
+    prompts = [prompt_of(length) for length in LENGTHS]
+    wanted = [Oracle("lfm2", folder)(prompt, NUM_TOKENS) for prompt in prompts]
+
+    def tokens(group: Group = ALONE) -> list[list[int]]:
+        return greedy(folder, prompts, group, model_impl="native")
+
+    assert tokens() == wanted
+    assert on_ranks(2, tokens) == [wanted] * 2
 
 
 def give_biases(folder: Path) -> None:

@@ -34,6 +34,8 @@ CONFIG = replace(
         ("nemotron_h", "transformers"),
         ("lfm2", "transformers"),
         ("qwen3_5", "native"),
+        ("nemotron_h", "native"),
+        ("lfm2", "native"),
     ],
     ids="-".join,
 )

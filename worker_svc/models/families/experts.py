@@ -45,12 +45,20 @@ def sparse(config: ConfigJson, spec: ModelSpec, feed: MoeSpec) -> ModelSpec:
     return replace(spec, layers=tuple(layers))
 
 
-def shared(size: int, intermediate_size: int, *, is_gated: bool) -> SharedSpec:
-    """An expert of every token of this size. Raises UnsupportedModel unless it is a multiple."""
+def shared(
+    size: int,
+    intermediate_size: int,
+    *,
+    is_gated: bool,
+    name: str = "shared_expert_intermediate_size",
+) -> SharedSpec:
+    """An expert of every token of this size, which the key `name` says.
+
+    Raises UnsupportedModel unless it is a multiple.
+    """
     count, rest = divmod(size, intermediate_size)
     if rest:
         raise UnsupportedModel(
-            f"shared_expert_intermediate_size: {size} is no multiple of the {intermediate_size} "
-            "of an expert"
+            f"{name}: {size} is no multiple of the {intermediate_size} of an expert"
         )
     return SharedSpec(count, is_gated)
