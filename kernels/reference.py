@@ -96,19 +96,34 @@ def choose_experts(
     bias: Tensor | None = None,
     scale: float = 1.0,
     epsilon: float = 1e-20,
+    groups: tuple[int, int] = (1, 1),
 ) -> tuple[Tensor, Tensor]:
     """A router's logits [T, E] -> experts' weights in float32 and indices, [T, top_k] each.
 
     Scores are a softmax or, with `is_sigmoid`, sigmoids. Those with the largest sum of score and
     `bias` [E] are chosen; their weights are the scores, divided by their sum and
-    `epsilon` with `renormalizes`, times `scale`.
+    `epsilon` with `renormalizes`, times `scale`. `groups` is the number of groups of consecutive
+    experts, and of those that a token may choose from: the ones whose two largest sums add up to
+    the most.
     """
     scores = logits.float().sigmoid() if is_sigmoid else logits.float().softmax(-1)
-    chosen = (scores if bias is None else scores + bias).topk(top_k, -1).indices
+    keys = scores if bias is None else scores + bias
+    if groups[1] < groups[0]:
+        keys = _of_best_groups(keys, *groups)
+    chosen = keys.topk(top_k, -1).indices
     weights = scores.gather(-1, chosen)
     if renormalizes:
         weights = weights / (weights.sum(-1, keepdim=True) + epsilon)
     return weights * scale, chosen
+
+
+def _of_best_groups(keys: Tensor, count: int, kept: int) -> Tensor:
+    """The keys [T, E] by which experts are chosen; -inf outside of the `kept` best groups."""
+    grouped = keys.view(len(keys), count, -1)
+    best = grouped.topk(2, -1).values.sum(-1).topk(kept, -1).indices  # [T, kept]
+    left_out = torch.ones(grouped.shape[:2], dtype=torch.bool, device=keys.device)
+    left_out.scatter_(1, best, value=False)
+    return grouped.masked_fill(left_out[..., None], float("-inf")).flatten(-2)
 
 
 def with_shared_experts(

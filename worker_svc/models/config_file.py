@@ -42,6 +42,14 @@ class ConfigJson:
             raise UnsupportedModel(f"config.json: {name} is {value!r}, not a positive integer")
         return value
 
+    def count(self, name: str, default: int = 0) -> int:
+        """An integer from 0 on. Raises UnsupportedModel for another value."""
+        if (value := self.get(name)) is None:
+            return default
+        if type(value) is not int or value < 0:
+            raise UnsupportedModel(f"{name}: {value!r} is no number from 0 on")
+        return value
+
     @overload
     def above_zero(self, name: str, default: float) -> float: ...
 

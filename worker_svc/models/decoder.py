@@ -61,15 +61,16 @@ class DecoderLayer:
         spec: LayerSpec,
         dtype: torch.dtype,
         device: torch.device,
+        group: Group,
         *,
         is_fused: bool,
     ) -> None:
-        """`is_fused`: Triton kernels will compute it."""
+        """`is_fused`: Triton kernels will compute it. `group` are the ranks that divide it."""
         size, eps, offset = model.hidden_size, model.rms_norm_eps, model.norm_offset
         self.input_norm = RMSNorm(size, eps, dtype, device, offset)
         self.mixer: Attention | RecurrentMixer | None = None
         if isinstance(spec.mixer, AttentionSpec):
-            self.mixer = Attention(size, spec.mixer, eps, dtype, device, offset)
+            self.mixer = Attention(size, spec.mixer, eps, dtype, device, offset, group)
         elif spec.mixer is not None:
             self.mixer = mixer_of(spec.mixer, model, dtype, device)
         # A layer of one part has one norm.
@@ -168,7 +169,7 @@ class Decoder:
         self._ropes = rope_tables(spec.ropes, of_layers, heads.head_dim, max_model_len, device)
         self._table = self._head = _per_token(spec, dtype, device)  # [V, hidden]
         self._layers = [
-            DecoderLayer(spec, layer, dtype, device, is_fused=self._is_fused)
+            DecoderLayer(spec, layer, dtype, device, group, is_fused=self._is_fused)
             for layer in spec.layers
         ]
         self._final_norm = RMSNorm(
@@ -191,6 +192,8 @@ class Decoder:
             "states": self.spec.has_states,
             "a factor on what they add": self.spec.residual_scale != 1.0,
             "gated attention": self.spec.attention.is_gated,
+            "norms of all heads together": self.spec.attention.norms_all_heads,
+            "groups of experts": self.spec.has_expert_groups,
             "heads that are rotated in part": any(rope.part < 1 for rope in ropes),
         }
         return " and ".join(name for name, is_there in parts.items() if is_there)

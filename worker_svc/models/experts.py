@@ -162,6 +162,7 @@ class Experts:
             bias=self.bias,
             scale=rule.scale,
             epsilon=rule.epsilon,
+            groups=(rule.num_groups, rule.kept_groups),
         )
         if shared is not None:
             gate = logits[:, -1] if shared.is_gated else None

@@ -16,6 +16,7 @@ from worker_svc.models.interleaved import Interleaved
 from worker_svc.models.linear import Linear
 from worker_svc.models.spec import Activation, AttentionSpec, MlpSpec, TensorNames
 from worker_svc.models.weights import Destination
+from worker_svc.parallel.group import ALONE, Group
 
 # (name in the checkpoint, what its tensor fills).
 Destinations = Iterator[tuple[str, Destination]]
@@ -79,8 +80,12 @@ class Attention:
         dtype: torch.dtype,
         device: torch.device,
         norm_offset: float = 0.0,
+        group: Group = ALONE,
     ) -> None:
-        """`eps` and `norm_offset` are those of the norms of queries and keys."""
+        """`eps` and `norm_offset` are those of the norms of queries and keys.
+
+        `group` are the ranks that divide the heads.
+        """
         q_size = spec.num_heads * spec.head_dim
         kv_size = spec.num_kv_heads * spec.head_dim
         # Gates follow the values, in a tensor with the queries, by head.
@@ -102,6 +107,7 @@ class Attention:
             self.sinks = torch.empty(spec.num_heads, dtype=dtype, device=device)
         self._norms: tuple[Tensor, Tensor] | None = None
         self._qk_norm: Tensor | None = None
+        self._norms_all_heads, self._group = spec.norms_all_heads, group
         if spec.qk_norm:
             num_heads = spec.num_heads + spec.num_kv_heads
             norm_dtype = torch.float32 if norm_offset else dtype
@@ -118,7 +124,10 @@ class Attention:
         yield from whole(f"{prefix}.{names.attention_output}", self._o)
         if self.sinks is not None:
             yield f"{prefix}.sinks", self.sinks
-        if self._norms is not None:
+        if self._norms is not None and self._norms_all_heads:
+            yield f"{prefix}.{names.q_norm}.weight", self._norms[0].view(-1)
+            yield f"{prefix}.{names.k_norm}.weight", self._norms[1].view(-1)
+        elif self._norms is not None:
             # The checkpoint has one row for all heads; pack() copies it to the others.
             yield f"{prefix}.{names.q_norm}.weight", self._norms[0][0]
             yield f"{prefix}.{names.k_norm}.weight", self._norms[1][0]
@@ -141,7 +150,11 @@ class Attention:
 
     @property
     def qk_norms(self) -> tuple[Tensor, Tensor] | None:
-        """Weights of the q norm and the k norm, [D] each; None for models without QK norm."""
+        """Weights of the q norm and the k norm, [D] each; None for models without QK norm.
+
+        They are for norms of each head alone.
+        """
+        assert not self._norms_all_heads
         return None if self._norms is None else (self._norms[0][0], self._norms[1][0])
 
     def drop_output_bias(self) -> None:
@@ -158,7 +171,7 @@ class Attention:
         """Once, when all weights are filled; for activations of this type."""
         self._qkv.pack()
         self._o.pack()
-        if self._norms is not None:
+        if self._norms is not None and not self._norms_all_heads:
             for norm in self._norms:
                 norm[1:] = norm[0]
         if self._qk_norm is not None and not self._norm_offset:
@@ -166,11 +179,31 @@ class Attention:
 
     def __call__(self, hidden: Tensor, step: AttentionStep, layer: int) -> Tensor:
         qkv = self._qkv(hidden)  # [T, (H + 2 Hkv) D], or with gates [T, (2 H + 2 Hkv) D]
+        if self._norms_all_heads:
+            return self._o(step(self._normed(qkv), None, self._eps, layer, self.sinks))
         if not self._gate_size:
             return self._o(step(qkv, self._qk_norm, self._eps, layer, self.sinks))
         qkv, gate = qkv.tensor_split((qkv.shape[-1] - self._gate_size,), dim=-1)
         attended = step(qkv, self._qk_norm, self._eps, layer, self.sinks)
         return self._o(attended * gate.sigmoid())
+
+    def _normed(self, qkv: Tensor) -> Tensor:
+        """The projections [T, (H + 2 Hkv) D] with the norm of all heads' queries, and all keys.
+
+        Ranks have equally many dimensions, so the mean of their mean squares is that of all; heads
+        of keys that several ranks have count as often.
+        """
+        assert self._qk_norm is not None
+        *qk, v = torch.split(qkv, list(self._sizes.values()), dim=-1)
+        squares = torch.stack([part.float().square().mean(-1) for part in qk])  # [2, T]
+        squares = self._group.all_reduce(squares) / self._group.size
+        scales = torch.rsqrt(squares + self._eps)[..., None]
+        weights = torch.split(self._qk_norm.view(-1), list(self._sizes.values())[:2])
+        normed = (
+            (part.float() * scale).to(qkv.dtype) * weight
+            for part, scale, weight in zip(qk, scales, weights, strict=True)
+        )
+        return torch.cat((*normed, v), dim=-1)
 
 
 class MLP:

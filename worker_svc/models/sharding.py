@@ -54,7 +54,7 @@ class Sharding:
         if self.size == 1 or not ends:
             return None
         end, count = ends[0], self.size
-        if end.startswith(("k_proj", "v_proj")):
+        if end.startswith(("k_proj", "v_proj", "k_norm")):
             count = min(count, self.whole.attention.num_kv_heads)
         sections = self._sections.get(end, ())
         return Share(divided[end], self.rank // (self.size // count), count, sections)

@@ -36,6 +36,7 @@ class AttentionSpec:
     qkv_bias: bool = False
     o_bias: bool = False
     qk_norm: bool = False  # of the queries and keys of each head, before the rotation
+    norms_all_heads: bool = False  # the QK norm is one of all heads' queries, and one of all keys
     scale: float | None = None  # of the scores; None: that of the head size
     softcap: float | None = None  # of the scores; None: they stay
     has_sinks: bool = False  # each head has a score that takes its share, and has no value
@@ -198,6 +199,8 @@ class RouterSpec:
     has_logit_bias: bool = False  # the logits have a bias
     scale: float = 1.0  # of the weights
     epsilon: float = 1e-20  # that is added to the sum
+    num_groups: int = 1  # of consecutive experts
+    kept_groups: int = 1  # those of them that a token chooses from
 
 
 @dataclass(frozen=True, slots=True)
@@ -438,6 +441,15 @@ class ModelSpec:
     def has_experts(self) -> bool:
         """True if a layer has experts in place of one MLP."""
         return any(isinstance(layer.feed, MoeSpec) for layer in self.layers)
+
+    @property
+    def has_expert_groups(self) -> bool:
+        """True if tokens choose experts from some groups of them."""
+        feeds = (layer.feed for layer in self.layers)
+        return any(
+            isinstance(feed, MoeSpec) and feed.router.kept_groups < feed.router.num_groups
+            for feed in feeds
+        )
 
     @property
     def uniform(self) -> LayerSpec:

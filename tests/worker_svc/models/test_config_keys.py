@@ -60,6 +60,7 @@ WITHOUT_EXPERTS = [name for name in USUAL if "num_experts_per_tok" not in find(n
 
 # Keys without which a family has no model, or another one than the rest.
 NEEDED: dict[str, dict[str, Any]] = {
+    "Glm4MoeForCausalLM": {"head_dim": 128},
     "Dots1ForCausalLM": {
         "n_routed_experts": 8,
         "n_shared_experts": 1,

@@ -11,10 +11,14 @@ from torch import Tensor
 from transformers import (
     Dots1Config,
     Dots1ForCausalLM,
+    Glm4MoeConfig,
+    Glm4MoeForCausalLM,
     GptOssConfig,
     GptOssForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
+    MiniMaxM2Config,
+    MiniMaxM2ForCausalLM,
     MistralConfig,
     MistralForCausalLM,
     MixtralConfig,
@@ -91,6 +95,8 @@ MISTRAL: Family = (MistralConfig, MistralForCausalLM)
 QWEN2: Family = (Qwen2Config, Qwen2ForCausalLM)
 QWEN3: Family = (Qwen3Config, Qwen3ForCausalLM)
 DOTS1: Family = (Dots1Config, Dots1ForCausalLM)
+GLM4_MOE: Family = (Glm4MoeConfig, Glm4MoeForCausalLM)
+MINIMAX_M2: Family = (MiniMaxM2Config, MiniMaxM2ForCausalLM)
 GPT_OSS: Family = (GptOssConfig, GptOssForCausalLM)
 QWEN2_MOE: Family = (Qwen2MoeConfig, Qwen2MoeForCausalLM)
 QWEN3_MOE: Family = (Qwen3MoeConfig, Qwen3MoeForCausalLM)
@@ -177,6 +183,26 @@ CHECKPOINTS: dict[str, tuple[Family, dict[str, Any]]] = {
     "mixtral": (
         MIXTRAL,
         {"num_key_value_heads": 2, "num_local_experts": 4, "num_experts_per_tok": 2},
+    ),
+    "glm4-moe": (  # 6 of 12 dimensions turn; groups of experts
+        GLM4_MOE,
+        NO_IDS
+        | {"num_key_value_heads": 2, "head_dim": 12, "num_hidden_layers": 3, "use_qk_norm": True}
+        | {"moe_intermediate_size": 24, "n_routed_experts": 12, "num_experts_per_tok": 3}
+        | {"n_group": 4, "topk_group": 2, "n_shared_experts": 2, "routed_scaling_factor": 2.5},
+    ),
+    "glm4-moe-biases": (  # no QK norm, no layer with one MLP, a third of a head turns
+        GLM4_MOE,
+        NO_IDS
+        | {"num_key_value_heads": 1, "head_dim": 18, "attention_bias": True}
+        | {"moe_intermediate_size": 24, "n_routed_experts": 4, "num_experts_per_tok": 3}
+        | {"first_k_dense_replace": 0, "norm_topk_prob": False, "partial_rotary_factor": 0.34},
+    ),
+    "minimax-m2": (
+        MINIMAX_M2,
+        NO_IDS
+        | {"num_key_value_heads": 2, "head_dim": 20, "num_local_experts": 5, "rotary_dim": 12}
+        | {"num_experts_per_tok": 3},
     ),
     "gpt-oss": (  # a window and full attention, YaRN without truncation
         GPT_OSS,
@@ -324,8 +350,10 @@ def test_chunked_prefill_gives_the_same_logits(
     "name",
     [
         "dots1",
+        "glm4-moe",
         "llama-biases",
         "llama-yarn",
+        "minimax-m2",
         "mixtral",
         "qwen2-longrope-short",
         "qwen2-moe",

@@ -52,6 +52,8 @@ CASES = [
     *((name, 4, "transformers") for name in ("mistral", "gemma4", "mixtral")),
     *((name, 2, "native") for name in NATIVE_HYBRIDS if name not in UNDIVIDED),
     ("granite", 2, "native"),
+    *((name, 2, "native") for name in ("glm4_moe", "minimax_m2")),
+    ("minimax_m2", 4, "native"),
 ]
 GREEDY = RowSampling()
 WIDE = {"hidden_size": 64, "head_dim": 16}

@@ -26,12 +26,14 @@ def decoder(
     window: int | None = None,
     may_slide: bool = False,
     default_theta: float = THETA,
+    default_part: float | None = None,
     is_tied: bool = False,
 ) -> ModelSpec:
     """A model of equal layers. Raises UnsupportedModel, naming the key.
 
     `window` is that of all layers. With `may_slide` the caller reads `layer_types`, in which layers
-    may slide. `default_theta` and `is_tied` hold where config.json says nothing of them.
+    may slide. `default_theta`, `default_part` and `is_tied` hold where config.json says nothing of
+    them; without a `default_part` whole heads are rotated.
     """
     _refuse_variants(config, (FULL_ATTENTION, SLIDING) if may_slide else (FULL_ATTENTION,))
     num_heads, num_kv_heads, head_dim = config.heads()
@@ -44,7 +46,7 @@ def decoder(
         vocab_size=config.positive("vocab_size"),
         hidden_size=config.positive("hidden_size"),
         layers=(layer,) * config.positive("num_hidden_layers"),
-        ropes={ROPE: rotary(config, head_dim, default_theta)},
+        ropes={ROPE: rotary(config, head_dim, default_theta, default_part)},
         rms_norm_eps=float(config.required("rms_norm_eps")),
         max_position_embeddings=config.positive("max_position_embeddings"),
         tie_word_embeddings=config.flag("tie_word_embeddings", is_tied),
