@@ -86,9 +86,10 @@ class Experts:
             yield f"{prefix}.{names.router_bias}", self.bias
         if self.logit_bias is not None:
             yield f"{prefix}.{names.logit_bias}", self.logit_bias
-        if names.stacks_outputs:
-            yield f"{prefix}.{names.expert_gate_up}.weight", self._gate_up.first(num_experts)
-            yield f"{prefix}.{names.expert_down}.weight", self._down.first(num_experts)
+        if names.stacks_outputs is not None:
+            gate_up, down = names.stacks_outputs
+            yield f"{prefix}.{gate_up}", self._gate_up.first(num_experts)
+            yield f"{prefix}.{down}", self._down.first(num_experts)
         elif names.stacks_experts:
             experts_prefix = f"{prefix}.{names.experts}"
             for stack, name, num_parts in (

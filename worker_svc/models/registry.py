@@ -28,6 +28,7 @@ BUILT_IN = {  # the file of each architecture in `families`
     "Qwen2ForCausalLM": "qwen2",
     "Qwen2MoeForCausalLM": "qwen2_moe",
     "Qwen3_5ForCausalLM": "qwen3_5",
+    "Qwen3_5MoeForCausalLM": "qwen3_5_moe",
     "Qwen3ForCausalLM": "qwen3",
     "Qwen3MoeForCausalLM": "qwen3_moe",
     "Qwen3NextForCausalLM": "qwen3_next",
@@ -36,6 +37,7 @@ BUILT_IN = {  # the file of each architecture in `families`
 WRAPPERS = {  # the file of the decoder that each holds
     "Gemma3ForConditionalGeneration": "gemma3",
     "Qwen3_5ForConditionalGeneration": "qwen3_5",
+    "Qwen3_5MoeForConditionalGeneration": "qwen3_5_moe",
 }
 PLUG_INS = "pagewire.families"
 

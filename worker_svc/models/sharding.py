@@ -61,10 +61,15 @@ class Sharding:
 
     @property
     def _sections(self) -> Mapping[str, tuple[int, ...]]:
-        """The sections of recurrent layers' tensors, each of which is divided, by their ends."""
+        """The sections of tensors of which each is divided, by the ends of their names."""
         mixers = (layer.mixer for layer in self.whole.layers)
         found = (mixer.divided_sections for mixer in mixers if isinstance(mixer, RecurrentSpec))
-        return next(found, {})
+        stacked = self.whole.names.stacks_outputs
+        if stacked is None:
+            return next(found, {})
+        feeds = (layer.feed for layer in self.whole.layers)
+        inner = next(feed.intermediate_size for feed in feeds if isinstance(feed, MoeSpec))
+        return {**next(found, {}), stacked[0]: (inner, inner)}  # gate and up
 
 
 def _part(whole: ModelSpec, size: int) -> ModelSpec:

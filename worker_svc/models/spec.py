@@ -335,8 +335,8 @@ class TensorNames:
     # up alternate.
     stacks_experts: bool = False
     expert_gate_up: str = "gate_up_proj"
-    # True: it is [E, outputs, inputs], gate before up, and `experts` is no part of its name.
-    stacks_outputs: bool = False
+    # The tensors of all experts, gate before up, and down, each [E, outputs, inputs]; None: others.
+    stacks_outputs: tuple[str, str] | None = None
     shared_mlp: str | None = None  # of a shared expert that is no part of the mlp
     # In a layer that norms outputs:
     attention_output_norm: str = "post_attention_layernorm"
@@ -356,6 +356,14 @@ class TensorNames:
     def __post_init__(self) -> None:
         if self.head.rpartition(".")[2] != "lm_head":
             raise ValueError(f"head: {self.head} does not end in lm_head")
+
+    def fit(self, stored: Collection[str]) -> bool:
+        """True if a checkpoint with these tensors has such names."""
+        if self.stacks_outputs is not None:
+            end = f"{self.mlp}.{self.stacks_outputs[0]}"
+            if not any(name.endswith(end) for name in stored):
+                return False
+        return self.embedding_weight in stored or self.head_weight in stored
 
     @property
     def embedding_weight(self) -> str:
@@ -501,7 +509,7 @@ class ModelSpec:
     def named_as(self, stored: Collection[str]) -> "ModelSpec":
         """The model with those of its names under which a checkpoint has these tensors."""
         for names in (self.names, *self.other_names):
-            if names.embedding_weight in stored or names.head_weight in stored:
+            if names.fit(stored):
                 return replace(self, names=names)
         return self
 

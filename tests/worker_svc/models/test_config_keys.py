@@ -79,6 +79,7 @@ NEEDED: dict[str, dict[str, Any]] = {
     # One of the three layers here has attention.
     "Qwen3NextForCausalLM": {"full_attention_interval": 3},
     "Qwen3_5ForCausalLM": {"full_attention_interval": 3},
+    "Qwen3_5MoeForCausalLM": {"full_attention_interval": 3},
 }
 
 

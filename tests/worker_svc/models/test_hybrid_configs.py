@@ -10,7 +10,14 @@ from tests.worker_svc.transformers_models.families import FULL, LINEAR
 from worker_svc.models import config as model_config
 from worker_svc.models.rope import RotaryConfig
 from worker_svc.models.sharding import Sharding
-from worker_svc.models.spec import DeltaNetSpec, ModelSpec, MoeSpec, RouterSpec, UnsupportedModel
+from worker_svc.models.spec import (
+    DeltaNetSpec,
+    ModelSpec,
+    MoeSpec,
+    RouterSpec,
+    SharedSpec,
+    UnsupportedModel,
+)
 
 # As published: Qwen3-Next-80B-A3B-Instruct.
 NEXT: dict[str, Any] = {
@@ -106,6 +113,25 @@ WITH_PICTURES: dict[str, Any] = {
     "vision_end_token_id": 248054,
     "vision_start_token_id": 248053,
 }
+# As published: Qwen3.5-35B-A3B, where it differs.
+MOE_TEXT = {name: value for name, value in TEXT.items() if name != "intermediate_size"} | {
+    "hidden_size": 2048,
+    "layer_types": [LINEAR, LINEAR, LINEAR, FULL] * 10,
+    "model_type": "qwen3_5_moe_text",
+    "moe_intermediate_size": 512,
+    "num_experts": 256,
+    "num_experts_per_tok": 8,
+    "num_hidden_layers": 40,
+    "num_key_value_heads": 2,
+    "output_router_logits": False,
+    "router_aux_loss_coef": 0.001,
+    "shared_expert_intermediate_size": 512,
+}
+MOE = WITH_PICTURES | {
+    "architectures": ["Qwen3_5MoeForConditionalGeneration"],
+    "model_type": "qwen3_5_moe",
+    "text_config": MOE_TEXT,
+}
 DELTA = DeltaNetSpec(16, 32, 128, 128, 4)
 
 
@@ -126,8 +152,12 @@ def test_published_configurations_are_read(tmp_path: Path) -> None:
     assert [(feed.router, feed.shared.count) for feed in feeds if isinstance(feed, MoeSpec)] == [
         (router, 1)
     ]
-    spec = load(tmp_path, WITH_PICTURES)
-    for each, is_grouped in ((following, True), (spec, False)):
+    spec, moe = load(tmp_path, WITH_PICTURES), load(tmp_path, MOE)
+    (feed,) = {layer.feed for layer in moe.layers}
+    assert isinstance(feed, MoeSpec)
+    assert feed.router == RouterSpec(256, 8, renormalizes=True)
+    assert (feed.intermediate_size, feed.shared) == (512, SharedSpec(1, is_gated=True))
+    for each, is_grouped in ((following, True), (spec, False), (moe, False)):
         deltas = [layer.mixer for layer in each.layers if isinstance(layer.mixer, DeltaNetSpec)]
         assert len(deltas) == 3 * len(each.attentions)
         assert {(delta.sections, delta.is_grouped) for delta in deltas} == {

@@ -284,6 +284,7 @@ NATIVE_HYBRIDS = (
     "lfm2_moe",
     "nemotron_h",
     "qwen3_5",
+    "qwen3_5_moe",
     "qwen3_5_vl",
     "qwen3_next",
 )

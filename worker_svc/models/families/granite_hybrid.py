@@ -30,9 +30,7 @@ NAMES = replace(
     DENSE_NAMES,
     mlp="block_sparse_moe",
     router="router.layer",
-    stacks_outputs=True,
-    expert_gate_up="input_linear",
-    expert_down="output_linear",
+    stacks_outputs=("input_linear.weight", "output_linear.weight"),
     shared_mlp="shared_mlp",
 )
 
