@@ -14,6 +14,7 @@ from kernels import fp8
 from worker_svc.config import UnsupportedOption, WorkerConfig
 from worker_svc.models import DUMMY, registry
 from worker_svc.models import config as model_config
+from worker_svc.models.sharding import Sharding
 from worker_svc.models.spec import ModelSpec, UnsupportedModel
 from worker_svc.parallel.group import Group
 
@@ -40,9 +41,9 @@ def shape_of(
     try:
         if config.model_impl != NATIVE and device.type == "cuda":
             _require_measured(folder)
-        return _for_length(
-            config, model_config.load(folder, config.ignore_config_keys, config.quantization)
-        )
+        spec = model_config.load(folder, config.ignore_config_keys, config.quantization)
+        _require_divided(config, spec)
+        return _for_length(config, spec)
     except UnsupportedModel as refusal:
         names = _architectures(folder)
         if config.model_impl == NATIVE or names is None:
@@ -54,6 +55,15 @@ def shape_of(
             raise (refusal if is_ours else other) from None
         log.warning("the model is computed by transformers, more slowly: %s", refusal)
         return found
+
+
+def _require_divided(config: WorkerConfig, spec: ModelSpec) -> None:
+    """Raises UnsupportedModel for a hybrid that ranks do not divide; transformers may divide it.
+
+    Models of other kinds are divided alike by both, and refused when they are made.
+    """
+    if spec.has_states or spec.names.mlp_gate_up is not None:
+        Sharding(spec, 0, config.tensor_parallel_size)
 
 
 def _require_measured(folder: Path) -> None:

@@ -142,6 +142,23 @@ def test_layers_of_ours_that_no_gpu_has_run_are_not_chosen_there_unasked(
     assert isinstance(implementation.shape_of(native, folder, cuda), ModelSpec)
 
 
+@pytest.mark.parametrize(
+    ("name", "ranks", "named"),
+    [
+        ("granite_hybrid", 2, "tensor_parallel_size: 2 ranks are not supported"),
+        ("nemotron_h", 4, "groups of Mamba-2: 2 does not divide"),
+    ],
+)
+def test_a_hybrid_that_layers_of_ours_do_not_divide_goes_to_the_library(
+    name: str, ranks: int, named: str, tmp_path: Path
+) -> None:
+    folder = write(name, tmp_path / name)
+    several = replace(CPU, tensor_parallel_size=ranks)
+    assert isinstance(implementation.shape_of(several, folder, DEVICE), TransformersConfig)
+    with pytest.raises(UnsupportedModel, match=named):
+        implementation.shape_of(replace(several, model_impl="native"), folder, DEVICE)
+
+
 def test_random_weights_of_a_configuration_alone(olmo: Path, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_bytes((olmo / "config.json").read_bytes())
     model = load(tmp_path, load_format="dummy")
