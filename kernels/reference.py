@@ -106,7 +106,7 @@ def choose_experts(
     experts, and of those that a token may choose from: the ones whose two largest sums add up to
     the most.
     """
-    scores = logits.float().sigmoid() if is_sigmoid else logits.float().softmax(-1)
+    scores = _sigmoid(logits.float()) if is_sigmoid else logits.float().softmax(-1)
     keys = scores if bias is None else scores + bias
     if groups[1] < groups[0]:
         keys = _of_best_groups(keys, *groups)
@@ -126,6 +126,15 @@ def _of_best_groups(keys: Tensor, count: int, kept: int) -> Tensor:
     return grouped.masked_fill(left_out[..., None], float("-inf")).flatten(-2)
 
 
+def _sigmoid(x: Tensor) -> Tensor:
+    """The sigmoid of float32, of bits that do not depend on the place in the tensor.
+
+    On a CPU torch computes the last numbers of a tensor by other instructions: what differs in
+    float64 then is rounded off.
+    """
+    return x.double().sigmoid().float() if x.device.type == "cpu" else x.sigmoid()
+
+
 def with_shared_experts(
     weights: Tensor, chosen: Tensor, first: int, count: int, gate: Tensor | None
 ) -> tuple[Tensor, Tensor]:
@@ -134,7 +143,7 @@ def with_shared_experts(
     Their weight is 1, or the sigmoid of `gate` [T].
     """
     shared = torch.arange(first, first + count, device=chosen.device).expand(len(chosen), count)
-    ones = torch.ones_like(weights[:, :1]) if gate is None else gate.float().sigmoid()[:, None]
+    ones = torch.ones_like(weights[:, :1]) if gate is None else _sigmoid(gate.float())[:, None]
     return torch.cat((weights, ones.expand(-1, count)), 1), torch.cat((chosen, shared), 1)
 
 
@@ -556,17 +565,18 @@ def paged_attention(
     max_seqlen_q: int,
     kind: AttentionKind,
     kv_scales: Tensor | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Causal attention of each sequence's last queries over its cached context.
 
     Sequence i has queries q[cu_seqlens_q[i] : cu_seqlens_q[i + 1]]; the last one is at position
-    context_lens[i] - 1. The output of a sequence without context is zero.
+    context_lens[i] - 1. The output of a sequence without context is zero. `sinks` are [H].
     """
     plan = AttentionPlan.build(
         block_tables, context_lens, cu_seqlens_q, k_cache.shape[1], q.dtype, kind
     )
     kv_rows = torch.stack((k_cache.flatten(0, 1), v_cache.flatten(0, 1)), dim=1)
-    return attend(q, kv_rows, plan, kind, kv_scales)
+    return attend(q, kv_rows, plan, kind, kv_scales, sinks)
 
 
 def paged_decode_attention(

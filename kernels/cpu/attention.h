@@ -27,6 +27,7 @@ typedef struct {
     long block_size, block_rows, table_width; /* tokens of a block; rows from one to the next */
     long window; /* keys that a query sees, its own included; 0: all up to its own */
     float scale, eps;
+    float softcap; /* of scores; 0: they stay */
     const float *cos_sin;        /* [P, D]: D / 2 cosines, then D / 2 sines, per position */
     const int64_t *positions;    /* [T] */
     const int64_t *slots;        /* [T] row of each new token; negative: not stored */
@@ -35,6 +36,12 @@ typedef struct {
     const int32_t *starts;       /* [B + 1]: rows of sequence i are starts[i] to starts[i + 1] */
     long rows, sequences;
 } attention;
+
+/* What a layer's heads have of their own; NULL: nothing. */
+typedef struct {
+    const float *norms; /* [H + Hkv, D] of queries and keys */
+    const float *sinks; /* [H] scores that take their share of the softmax and have no value */
+} head_weights;
 
 /* A layer of the cache. In FP8, `scales` [4, Hkv] are of keys, of values, and their inverses, and
  * keys are stored less `offsets` [Hkv, D], where there are some. */
@@ -77,12 +84,12 @@ static inline const scalar *row_of_head(const attention *a, const scalar *qkv, l
     return qkv + (row * (a->num_heads + 2 * a->num_kv_heads) + head) * a->head_dim;
 }
 
-static inline const float *norm_of_head(const attention *a, const float *qk_norm, long head) {
-    return qk_norm ? qk_norm + head * a->head_dim : NULL;
+static inline const float *norm_of_head(const attention *a, const head_weights *own, long head) {
+    return own->norms ? own->norms + head * a->head_dim : NULL;
 }
 
 /* Stores keys and values of the new tokens. Rows outside all sequences get an output of 0. */
-static void write_part(const attention *a, const scalar *qkv, const float *qk_norm,
+static void write_part(const attention *a, const scalar *qkv, const head_weights *own,
                        const layer_cache *cache, scalar *out, team me) {
     long d = a->head_dim, num_heads = a->num_heads, num_kv = a->num_kv_heads;
     range mine = share_of(a->rows, me);
@@ -94,7 +101,7 @@ static void write_part(const attention *a, const scalar *qkv, const float *qk_no
         for (long head = 0; head < num_kv; head++) {
             float turned[MAX_HEAD_DIM + PAIR];
             prepare_head(a, row_of_head(a, qkv, row, num_heads + head),
-                         norm_of_head(a, qk_norm, num_heads + head), row, turned);
+                         norm_of_head(a, own, num_heads + head), row, turned);
             const scalar *value = row_of_head(a, qkv, row, num_heads + num_kv + head);
             float k = scale_of(a, cache, INVERSE_OF_KEYS, head);
             float v = scale_of(a, cache, INVERSE_OF_VALUES, head), offset[MAX_HEAD_DIM + LANES] = {0};
@@ -147,9 +154,21 @@ static void load_rows(const attention *a, const layer_cache *cache, long sequenc
 
 /* ---- online softmax --------------------------------------------------------------------------- */
 
+/* The state before the first key: that of the head's sink, if it has one. */
+static inline void begin_softmax(const head_weights *own, long head, float *largest, float *total) {
+    *largest = own->sinks ? own->sinks[head] : -INFINITY;
+    *total = own->sinks ? 1 : 0;
+}
+
 /* Turns scores [KEY_TILE] into weights relative to the largest score so far, zero before `hidden` and
  * from `count` on; returns the factor that rescales previous sums. */
-static float weigh(float *restrict scores, long hidden, long count, float *largest, float *total) {
+static float weigh(const attention *a, float *restrict scores, long hidden, long count,
+                   float *largest, float *total) {
+    if (a->softcap)
+        for (long j = 0; j < KEY_TILE; j += LANES) {
+            vec capped = hyperbolic_tangent(load_float(scores + j) / a->softcap) * a->softcap;
+            store_float(scores + j, capped);
+        }
     for (long j = 0; j < hidden; j++) scores[j] = -INFINITY;
     for (long j = count; j < KEY_TILE; j++) scores[j] = -INFINITY;
     float past = *largest;
@@ -211,19 +230,20 @@ INLINED void add_tile(const cached *const *values, long count, long d, const int
     }
 }
 
-INLINED void attend_tile(const cached *const *keys, const cached *const *values, long hidden,
-                         long count, long d, const int heads,
+INLINED void attend_tile(const attention *a, const cached *const *keys, const cached *const *values, long hidden,
+                         long count, const int heads,
                          float (*restrict q)[MAX_HEAD_DIM + PAIR], running *state) {
+    long d = a->head_dim;
     float scores[TOGETHER][KEY_TILE], kept[TOGETHER];
     score_tile(keys, count, d, heads, q, state->keys, scores);
     for (int h = 0; h < heads; h++)
-        kept[h] = weigh(scores[h], hidden, count, &state->largest[h], &state->total[h]);
+        kept[h] = weigh(a, scores[h], hidden, count, &state->largest[h], &state->total[h]);
     add_tile(values, count, d, heads, kept, scores, state->sum);
 }
 
 /* Attention of `heads` query heads of one KV head, which share each read of keys and values; loads
  * those of the `unread` KV heads, too. */
-static void attend_heads(const attention *a, const scalar *qkv, const float *qk_norm,
+static void attend_heads(const attention *a, const scalar *qkv, const head_weights *own,
                          const layer_cache *cache, scalar *out, long sequence, range unread,
                          long first, int heads) {
     long d = a->head_dim, context = a->context_lens[sequence], row = a->starts[sequence];
@@ -233,10 +253,10 @@ static void attend_heads(const attention *a, const scalar *qkv, const float *qk_
     running state;
     memset(state.keys, 0, sizeof state.keys);
     for (int h = 0; h < heads; h++) {
-        prepare_head(a, row_of_head(a, qkv, row, first + h), norm_of_head(a, qk_norm, first + h),
+        prepare_head(a, row_of_head(a, qkv, row, first + h), norm_of_head(a, own, first + h),
                      row, q[h]);
         for (long i = 0; i < d; i++) q[h][i] *= scale;
-        state.largest[h] = -INFINITY, state.total[h] = 0;
+        begin_softmax(own, first + h, &state.largest[h], &state.total[h]);
         memset(state.sum[h], 0, sizeof state.sum[h]);
     }
     const cached *keys[KEY_TILE], *values[KEY_TILE];
@@ -251,10 +271,10 @@ static void attend_heads(const attention *a, const scalar *qkv, const float *qk_
         find_keys(a, cache, sequence, kv_head, start, hidden, count, keys);
         for (long j = 0; j < count; j++) values[j] = keys[j] + a->num_kv_heads * d;
         switch (heads) {
-        case 1: attend_tile(keys, values, hidden, count, d, 1, q, &state); break;
-        case 2: attend_tile(keys, values, hidden, count, d, 2, q, &state); break;
-        case 3: attend_tile(keys, values, hidden, count, d, 3, q, &state); break;
-        case 4: attend_tile(keys, values, hidden, count, d, 4, q, &state); break;
+        case 1: attend_tile(a, keys, values, hidden, count, 1, q, &state); break;
+        case 2: attend_tile(a, keys, values, hidden, count, 2, q, &state); break;
+        case 3: attend_tile(a, keys, values, hidden, count, 3, q, &state); break;
+        case 4: attend_tile(a, keys, values, hidden, count, 4, q, &state); break;
         }
     }
     for (int h = 0; h < heads; h++)
@@ -311,7 +331,7 @@ static void attend_strip(const attention *a, const query_block *b, long at, long
             memset(scores[r], 0, sizeof scores[r]);
             continue;
         }
-        float kept = weigh(scores[r], hidden, seen, &s->largest[at + r], &s->total[at + r]);
+        float kept = weigh(a, scores[r], hidden, seen, &s->largest[at + r], &s->total[at + r]);
         if (kept != 1.0f)
             for (long i = 0; i < width; i += LANES)
                 store_float(s->sum[at + r] + i, load_float(s->sum[at + r] + i) * kept);
@@ -322,7 +342,7 @@ static void attend_strip(const attention *a, const query_block *b, long at, long
     }
 }
 
-static void attend_block(const attention *a, const scalar *qkv, const float *qk_norm,
+static void attend_block(const attention *a, const scalar *qkv, const head_weights *own,
                          const layer_cache *cache, scalar *out, const query_block *b) {
     block_state s;
     float scale = a->scale * scale_of(a, cache, OF_KEYS, b->kv_head);
@@ -333,9 +353,9 @@ static void attend_block(const attention *a, const scalar *qkv, const float *qk_
     memset(s.keys, 0, d * sizeof s.keys[0]);
     for (long r = 0; r < count; r++) {
         long row = b->first_row + r / b->heads, head = first_head + r % b->heads;
-        prepare_head(a, row_of_head(a, qkv, row, head), norm_of_head(a, qk_norm, head), row, s.q[r]);
+        prepare_head(a, row_of_head(a, qkv, row, head), norm_of_head(a, own, head), row, s.q[r]);
         for (long i = 0; i < d; i++) s.q[r][i] *= scale;
-        s.largest[r] = -INFINITY, s.total[r] = 0;
+        begin_softmax(own, head, &s.largest[r], &s.total[r]);
         memset(s.sum[r], 0, sizeof s.sum[r]);
     }
     long end = least(first_position + b->num_queries, context), strips = ceil_div(count, STRIP);
@@ -362,7 +382,7 @@ static void attend_block(const attention *a, const scalar *qkv, const float *qk_
 
 /* ---- a step ----------------------------------------------------------------------------------- */
 
-static void attend_singles_part(const attention *a, const scalar *qkv, const float *qk_norm,
+static void attend_singles_part(const attention *a, const scalar *qkv, const head_weights *own,
                                 const layer_cache *cache, scalar *out, team me) {
     long num_kv = a->num_kv_heads, share = a->num_heads / num_kv, singles = 0, seen = 0;
     for (long s = 0; s < a->sequences; s++) singles += a->starts[s + 1] - a->starts[s] == 1;
@@ -374,7 +394,7 @@ static void attend_singles_part(const attention *a, const scalar *qkv, const flo
         seen += num_kv;
         for (long kv_head = heads.begin; kv_head < heads.end; kv_head++)
             for (long h = 0; h < share; h += TOGETHER) {
-                attend_heads(a, qkv, qk_norm, cache, out, s, unread, kv_head * share + h,
+                attend_heads(a, qkv, own, cache, out, s, unread, kv_head * share + h,
                              least(share - h, TOGETHER));
                 unread = (range){0, 0};
             }
@@ -382,7 +402,7 @@ static void attend_singles_part(const attention *a, const scalar *qkv, const flo
 }
 
 /* Blocks are dealt to threads in turn, since later blocks of a prompt have more keys. */
-static void attend_prompts_part(const attention *a, const scalar *qkv, const float *qk_norm,
+static void attend_prompts_part(const attention *a, const scalar *qkv, const head_weights *own,
                                 const layer_cache *cache, scalar *out, team me) {
     long share = a->num_heads / a->num_kv_heads, most = QUERIES / share, seen = 0;
     for (long s = 0; s < a->sequences; s++) {
@@ -393,7 +413,7 @@ static void attend_prompts_part(const attention *a, const scalar *qkv, const flo
             for (long kv_head = 0; kv_head < a->num_kv_heads; kv_head++) {
                 query_block b = {s, kv_head, begin + rows.begin, rows.end - rows.begin, share};
                 if (seen++ % me.size == me.index)
-                    attend_block(a, qkv, qk_norm, cache, out, &b);
+                    attend_block(a, qkv, own, cache, out, &b);
             }
         }
     }

@@ -67,6 +67,7 @@ typedef struct {
     int bits;           /* of an integer: 4 or 8 */
     int has_half_scales; /* scales and offsets are float16, else float32 */
     int rounds_inputs;   /* group by group: rounding.h */
+    int is_mxfp4;        /* the integers of 4 bits are codes: grouped.h */
 } gemm;
 
 /* ---- inputs ----------------------------------------------------------------------------------- */

@@ -198,7 +198,11 @@ INLINED void add_integers(const int rows, const int vecs, const int bits, const 
 #else
 INLINED int divisor_of(const int bits) { return (void)bits, 1; }
 INLINED bool has_excess(const int bits) { return (void)bits, true; }
-INLINED float bias_of_integers(const int bits) { return bias_of(bits) + (bits == 8 ? MIDDLE : 0); }
+INLINED format integers_of_bits(const int bits) { return bits == 8 ? INTEGERS_8 : INTEGERS_4; }
+
+INLINED float bias_of_integers(const int bits) {
+    return bias_of(integers_of_bits(bits)) + (bits == 8 ? MIDDLE : 0);
+}
 
 INLINED uint32_t word_of(int bits, const uint8_t *integers) {
     return word_in_places(bits, integers);
@@ -209,7 +213,7 @@ INLINED void add_integers(const int rows, const int vecs, const int bits, const 
                           const char *words, const uvec *zeros, const char *x,
                           sum_vec (*part)[4]) {
     (void)zeros;
-    add_words(rows, vecs, bits, p, words, (const input *)x, part);
+    add_words(rows, vecs, integers_of_bits(bits), p, words, (const input *)x, part);
 }
 #endif
 

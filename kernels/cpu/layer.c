@@ -7,6 +7,7 @@
  * Nothing here allocates memory or needs more alignment than an element, all sizes are allowed, and
  * NaN propagates to the output row.
  */
+#include "experts.h"
 #include "linear.h"
 #include "norm.h"
 
@@ -95,26 +96,48 @@ typedef struct {
     long rows;
 } stream;
 
-void decoder_block(const block *b, const stream *s, int threads) {
-    prepared o = {&b->o, s->copy, s->totals}, gate_up = {&b->gate_up, s->copy, s->totals};
-    prepared down = {&b->down, s->copy, s->totals}, qkv = {NULL, s->copy, s->totals};
+/* Output projection, and the norm after attention. */
+static void after_attention_part(const block *b, const stream *s, const prepared *reader, team me) {
+    prepared o = {&b->o, s->copy, s->totals};
+    long rows = s->rows;
+    if (is_prepared(o.p)) {
+        prepare_part(s->attended, &o, rows, me);
+#pragma omp barrier
+    }
+    linear_part(&o, s->attended, s->added, NULL, rows, me);
+#pragma omp barrier
+    if (b->attention_output_norm) {
+        rms_norm_part(s->added, b->attention_output_norm, rows, b->hidden, b->eps, me);
+#pragma omp barrier
+    }
+    add_rms_norm_part(s->added, s->residual, b->post_norm, s->hidden, reader, rows, b->hidden,
+                      b->eps, me);
+}
+
+/* The next layer's norm and QKV, of what the MLP or the experts have added. */
+static void before_attention_part(const block *b, const stream *s, team me) {
+    prepared qkv = {NULL, s->copy, s->totals};
     if (b->next_qkv.weight) qkv.p = &b->next_qkv;
+    long rows = s->rows;
+    if (b->mlp_output_norm) {
+        rms_norm_part(s->added, b->mlp_output_norm, rows, b->hidden, b->eps, me);
+#pragma omp barrier
+    }
+    add_rms_norm_part(s->added, s->residual, b->next_norm, s->hidden, &qkv, rows, b->hidden,
+                      b->eps, me);
+    if (qkv.p) {
+#pragma omp barrier
+        linear_part(&qkv, s->hidden, s->qkv, NULL, rows, me);
+    }
+}
+
+void decoder_block(const block *b, const stream *s, int threads) {
+    prepared gate_up = {&b->gate_up, s->copy, s->totals}, down = {&b->down, s->copy, s->totals};
     long rows = s->rows;
 #pragma omp parallel num_threads(threads)
     {
         team me = this_thread();
-        if (is_prepared(o.p)) {
-            prepare_part(s->attended, &o, rows, me);
-#pragma omp barrier
-        }
-        linear_part(&o, s->attended, s->added, NULL, rows, me);
-#pragma omp barrier
-        if (b->attention_output_norm) {
-            rms_norm_part(s->added, b->attention_output_norm, rows, b->hidden, b->eps, me);
-#pragma omp barrier
-        }
-        add_rms_norm_part(s->added, s->residual, b->post_norm, s->hidden, &gate_up, rows,
-                          b->hidden, b->eps, me);
+        after_attention_part(b, s, &gate_up, me);
 #pragma omp barrier
         linear_part(&gate_up, s->hidden, s->gate_up, NULL, rows, me);
 #pragma omp barrier
@@ -125,15 +148,49 @@ void decoder_block(const block *b, const stream *s, int threads) {
 #pragma omp barrier
         linear_part(&down, s->inner, s->added, NULL, rows, me);
 #pragma omp barrier
-        if (b->mlp_output_norm) {
-            rms_norm_part(s->added, b->mlp_output_norm, rows, b->hidden, b->eps, me);
+        before_attention_part(b, s, me);
+    }
+}
+
+/* The part of a block before its MLP, which experts stand for: hidden is their input. */
+void begin_block(const block *b, const stream *s, int threads) {
+    prepared none = {0};
+#pragma omp parallel num_threads(threads)
+    after_attention_part(b, s, &none, this_thread());
+}
+
+/* The part after it: added is their output. */
+void finish_block(const block *b, const stream *s, int threads) {
+#pragma omp parallel num_threads(threads)
+    before_attention_part(b, s, this_thread());
+}
+
+/* Logits [rows, count] of a router [count, size]. */
+void route(const scalar *x, const float *weight, float *out, long rows, long size, long count,
+           int threads) {
+#pragma omp parallel num_threads(threads) if (rows * size * count > WORTH_THREADS)
+    route_part(x, weight, out, rows, size, count, this_thread());
+}
+
+/* x [rows, hidden] -> out, the weighted sum of the outputs of each row's experts. */
+void feed_experts(const experts *e, const scalar *x, scalar *out, long rows, int threads) {
+    prepared gate_up = {e->gate_up, e->copy, e->totals}, down = {e->down, e->copy, e->totals};
+    long count = rows * e->top_k;
+    sort_choices(e, rows);
+#pragma omp parallel num_threads(threads)
+    {
+        team me = this_thread();
+        gather_part(e, x, &gate_up, rows, me);
 #pragma omp barrier
-        }
-        add_rms_norm_part(s->added, s->residual, b->next_norm, s->hidden, &qkv, rows, b->hidden,
-                          b->eps, me);
-        if (qkv.p) {
+        multiply_experts_part(e, e->gate_up, e->gathered, e->gate_ups, NULL, me);
 #pragma omp barrier
-            linear_part(&qkv, s->hidden, s->qkv, NULL, rows, me);
-        }
+        if (e->limit)
+            clamp_and_mul_part(e, &down, count, me);
+        else
+            silu_and_mul_part(e->gate_ups, e->inner, &down, count, e->down->inputs, me);
+#pragma omp barrier
+        multiply_experts_part(e, e->down, e->inner, NULL, e->outputs, me);
+#pragma omp barrier
+        combine_part(e, out, rows, me);
     }
 }

@@ -19,6 +19,7 @@ from torch import Tensor
 from kernels import fp8
 from kernels.cpu import build, isa
 from kernels.cpu.isa import ISA
+from kernels.expert_clamp import Clamp
 from kernels.quantized.grouped import GroupedWeight
 
 SOURCE = Path(__file__).with_name("layer.c")
@@ -31,6 +32,8 @@ STORED = {
     torch.bfloat16: "-DBFLOAT16",
     torch.float16: "-DFLOAT16",
 }
+MXFP4_BIAS = 127  # of a scale, which is an exponent
+_CHOICES = torch.float32, torch.int64  # the types of a row's weights, and of its experts
 # Types of the KV cache other than the library's, for ATTENTION alone.
 CACHED = {torch.float8_e4m3fn: "-DKV_E4M3", torch.float8_e5m2: "-DKV_E5M2"}
 
@@ -49,6 +52,7 @@ class GemmArguments(ctypes.Structure):
         ("bits", c_int),
         ("has_half_scales", c_int),
         ("rounds_inputs", c_int),
+        ("is_mxfp4", c_int),
     )
 
 
@@ -65,6 +69,7 @@ class AttentionArguments(ctypes.Structure):
         ("window", c_long),
         ("scale", c_float),
         ("eps", c_float),
+        ("softcap", c_float),
         ("cos_sin", c_void_p),
         ("positions", c_void_p),
         ("slots", c_void_p),
@@ -112,6 +117,29 @@ class StreamArguments(ctypes.Structure):
     )
 
 
+class ExpertsArguments(ctypes.Structure):
+    """C struct `experts`: all experts of a layer, the choices of a step's rows, and space."""
+
+    _fields_ = (
+        ("gate_up", POINTER(GemmArguments)),
+        ("down", POINTER(GemmArguments)),
+        ("num_experts", c_long),
+        ("top_k", c_long),
+        ("chosen", c_void_p),
+        ("weights", c_void_p),
+        ("limit", c_float),
+        ("alpha", c_float),
+        ("starts", c_void_p),
+        ("places", c_void_p),
+        ("gathered", c_void_p),
+        ("gate_ups", c_void_p),
+        ("inner", c_void_p),
+        ("outputs", c_void_p),
+        ("copy", c_void_p),
+        ("totals", c_void_p),
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class PackedLinear:
     """A weight [N, K] in the library's layout, with its bias [N]."""
@@ -134,6 +162,34 @@ class PackedLinear:
         group = int(self.arguments.group)
         each = 2 if self.arguments.rounds_inputs else 1
         return each * self.num_inputs // group if group else 0
+
+    @property
+    def form(self) -> tuple[int, ...]:
+        """What decides how a GEMM's inputs are prepared for it."""
+        one = self.arguments
+        return self.num_inputs, self.num_outputs, one.group, one.bits, one.rounds_inputs
+
+
+class PackedExperts:
+    """The two products of each expert of a layer, and the activation between them."""
+
+    def __init__(
+        self,
+        gate_ups: Sequence[PackedLinear],
+        downs: Sequence[PackedLinear],
+        clamp: Clamp | None = None,
+    ) -> None:
+        """Takes one of each for an expert. Raises ValueError if they are not all of one form."""
+        for linears in (gate_ups, downs):
+            if len({one.form for one in linears}) > 1:
+                raise ValueError("experts: their weights are not all of one form")
+        self.gate_ups, self.downs, self.clamp = list(gate_ups), list(downs), clamp
+        self.gate_up_arguments = _array(self.gate_ups)
+        self.down_arguments = _array(self.downs)
+
+
+def _array(linears: Sequence[PackedLinear]) -> "ctypes.Array[GemmArguments]":
+    return (GemmArguments * len(linears))(*(one.arguments for one in linears))
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,10 +235,15 @@ class Library:
         self._silu_and_mul = _declare(library.silu_and_mul, pointer, pointer, c_long, c_long, c_int)
         self._gelu_and_mul = _declare(library.gelu_and_mul, pointer, pointer, c_long, c_long, c_int)
         self._attend = _declare(
-            ctypes.CDLL(str(attention)).attend, POINTER(AttentionArguments), *[pointer] * 6, c_int
+            ctypes.CDLL(str(attention)).attend, POINTER(AttentionArguments), *[pointer] * 7, c_int
         )
-        self._decoder_block = _declare(
-            library.decoder_block, POINTER(BlockArguments), POINTER(StreamArguments), c_int
+        of_block = POINTER(BlockArguments), POINTER(StreamArguments), c_int
+        self._decoder_block = _declare(library.decoder_block, *of_block)
+        self._begin_block = _declare(library.begin_block, *of_block)
+        self._finish_block = _declare(library.finish_block, *of_block)
+        self._route = _declare(library.route, *[pointer] * 3, *[c_long] * 3, c_int)
+        self._feed_experts = _declare(
+            library.feed_experts, POINTER(ExpertsArguments), pointer, pointer, c_long, c_int
         )
 
     def pack(self, weight: Tensor, bias: Tensor | None) -> PackedLinear:
@@ -212,16 +273,45 @@ class Library:
         group = largest_group(weight.group)
         weight = weight.regrouped(weight.bits, group)
         zeros = weight.zeros() if weight.rounds_rows else None
-        integers, scales, offsets = weight.integers.contiguous(), weight.scales, weight.offsets
-        of_type = (scales,) if zeros is not None else (scales, offsets)
+        return self._packed_groups(
+            weight.integers, weight.scales, weight.offsets if zeros is None else zeros, bias,
+            GemmArguments(
+                None, _at(bias), num_inputs, num_outputs, group, weight.bits, 0, zeros is not None
+            ),
+        )  # fmt: skip
+
+    def pack_mxfp4(self, codes: Tensor, exponents: Tensor, bias: Tensor | None) -> PackedLinear:
+        """Copies codes [N, K] of MXFP4, a byte each, into the layout of the library's GEMM.
+
+        They stay in 4 bits; `exponents` [N, K / 32] are those of the checkpoint, uint8.
+        """
+        num_outputs, num_inputs = codes.shape
+        if bias is not None:
+            self._check(bias, (num_outputs,))
+        ones = torch.ones_like(exponents, dtype=torch.float32)
+        scales = torch.ldexp(ones, exponents.int() - MXFP4_BIAS)
+        group = num_inputs // scales.shape[1]
+        return self._packed_groups(
+            codes, scales, torch.zeros_like(scales), bias,
+            GemmArguments(None, _at(bias), num_inputs, num_outputs, group, 4, 0, 0, is_mxfp4=1),
+        )  # fmt: skip
+
+    def _packed_groups(
+        self,
+        integers: Tensor,
+        scales: Tensor,
+        offsets: Tensor,
+        bias: Tensor | None,
+        arguments: GemmArguments,
+    ) -> PackedLinear:
+        """Packs integers of the format that the arguments name; `offsets` may be zero points."""
+        integers = integers.contiguous()
+        of_type = (scales,) if arguments.rounds_inputs else (scales, offsets)
         is_half = all(torch.equal(x.half().float(), x) for x in of_type)
         if is_half:
-            scales, offsets = scales.half(), offsets.half()
-        offsets = offsets if zeros is None else zeros
-        arguments = GemmArguments(
-            None, _at(bias), num_inputs, num_outputs, group, weight.bits, is_half,
-            zeros is not None,
-        )  # fmt: skip
+            scales = scales.half()
+            offsets = offsets if arguments.rounds_inputs else offsets.half()
+        arguments.has_half_scales = is_half
         packed = torch.empty(self._packed_groups_size(arguments), dtype=torch.uint8)
         scales, offsets = scales.contiguous(), offsets.contiguous()
         self._pack_groups(
@@ -288,24 +378,27 @@ class Library:
         kv_scales: Tensor | None,
         out: Tensor,
         key_offsets: Tensor | None = None,
+        sinks: Tensor | None = None,
     ) -> None:
         """Applies QK norm and rotary embedding, writes the KV cache, attends: out [T, H D].
 
-        qkv is [T, (H + 2 Hkv) D]; qk_norm [H + Hkv, D] float32; kv_rows [num_rows, 2, Hkv, D];
-        kv_scales [4, Hkv] and key_offsets [Hkv, D] for a cache in FP8 (`kernels.fp8`). Raises
-        TypeError for a cache or norms of another type.
+        qkv is [T, (H + 2 Hkv) D]; qk_norm [H + Hkv, D] and sinks [H] float32; kv_rows
+        [num_rows, 2, Hkv, D]; kv_scales [4, Hkv] and key_offsets [Hkv, D] for a cache in FP8
+        (`kernels.fp8`). Raises TypeError for a cache, norms or sinks of another type.
         """
         if kv_rows.dtype != self.kv_dtype:
             raise TypeError(f"a cache of {kv_rows.dtype}, the library is for {self.kv_dtype}")
         num_kv_heads, head_dim = int(arguments.num_kv_heads), int(arguments.head_dim)
-        if qk_norm is not None and (qk_norm.dtype != torch.float32 or not qk_norm.is_contiguous()):
-            raise TypeError(f"qk_norm must be contiguous float32, not {qk_norm.dtype}")
+        for name, given in (("qk_norm", qk_norm), ("sinks", sinks)):
+            if given is not None and (given.dtype != torch.float32 or not given.is_contiguous()):
+                raise TypeError(f"{name} must be contiguous float32, not {given.dtype}")
         fp8.check_scales(kv_scales, self.kv_dtype, num_kv_heads)
         fp8.check_offsets(key_offsets, self.kv_dtype, num_kv_heads, head_dim)
         self._attend(
             arguments,
             qkv.data_ptr(),
             _at(qk_norm),
+            _at(sinks),
             kv_rows.data_ptr(),
             _at(kv_scales),
             _at(key_offsets),
@@ -316,6 +409,59 @@ class Library:
     def decoder_block(self, block: BlockArguments, stream: StreamArguments) -> None:
         """Runs from one layer's attention output to the next layer's q, k and v."""
         self._decoder_block(block, stream, self._threads)
+
+    def begin_block(self, block: BlockArguments, stream: StreamArguments) -> None:
+        """Runs from a layer's attention output to the input of its experts, `stream.hidden`."""
+        self._begin_block(block, stream, self._threads)
+
+    def finish_block(self, block: BlockArguments, stream: StreamArguments) -> None:
+        """Runs from the output of a layer's experts, `stream.added`, to the next q, k and v."""
+        self._finish_block(block, stream, self._threads)
+
+    def route(self, x: Tensor, weight: Tensor) -> Tensor:
+        """x [T, hidden] @ weight [E, hidden] of float32, transposed -> [T, E] in float32."""
+        self._check(x, (len(x), weight.shape[1]))
+        if weight.dtype != torch.float32 or not weight.is_contiguous():
+            raise TypeError(f"a router's weight must be contiguous float32, not {weight.dtype}")
+        out = torch.empty((len(x), len(weight)), dtype=torch.float32)
+        self._route(
+            x.data_ptr(), weight.data_ptr(), out.data_ptr(), *x.shape, len(weight), self._threads
+        )
+        return out
+
+    def feed_experts(
+        self, x: Tensor, weights: Tensor, chosen: Tensor, experts: PackedExperts, out: Tensor
+    ) -> Tensor:
+        """x [T, hidden], and weights and indices of each row's experts [T, k] -> out [T, hidden].
+
+        The weights are float32, the indices int64. Raises ValueError or IndexError for other sizes,
+        types or indices.
+        """
+        gate_up, down = experts.gate_ups[0], experts.downs[0]
+        num_experts = len(experts.gate_ups)
+        self._check(x, (len(x), gate_up.num_inputs))
+        self._check(out, (len(x), down.num_outputs))
+        if weights.shape != chosen.shape or (weights.dtype, chosen.dtype) != _CHOICES:
+            raise ValueError(f"choices: {weights.dtype} and {chosen.dtype} are not {_CHOICES}")
+        if chosen.numel() and not 0 <= int(chosen.min()) <= int(chosen.max()) < num_experts:
+            raise IndexError(f"choices: not all are among {num_experts} experts")
+        weights, chosen = weights.contiguous(), chosen.contiguous()
+        rows = chosen.numel()
+        indices = torch.empty(num_experts + 1 + rows, dtype=torch.int64)
+        gathered, gate_ups = (x.new_empty(rows, n) for n in gate_up.form[:2])
+        inner = x.new_empty(rows, down.num_inputs)
+        outputs = torch.empty((rows, down.num_outputs), dtype=torch.float32)
+        scratch = self.scratch(rows, gate_up, down)
+        clamp = experts.clamp
+        arguments = ExpertsArguments(
+            experts.gate_up_arguments, experts.down_arguments, num_experts, chosen.shape[1],
+            chosen.data_ptr(), weights.data_ptr(),
+            0 if clamp is None else clamp.limit, 0 if clamp is None else clamp.alpha,
+            indices.data_ptr(), indices[num_experts + 1 :].data_ptr(), gathered.data_ptr(),
+            gate_ups.data_ptr(), inner.data_ptr(), outputs.data_ptr(), *scratch.addresses,
+        )  # fmt: skip
+        self._feed_experts(arguments, x.data_ptr(), out.data_ptr(), len(x), self._threads)
+        return out
 
     def _norm(self, added_at: int | None, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
         self._check(residual)

@@ -299,4 +299,15 @@ INLINED vec exponential(vec x) {
     return p * (vec)((exponent + 127) << 23);
 }
 
+/* tanh(x) to a few ulp: a polynomial of Cephes near 0, where the other formula would cancel. */
+INLINED vec hyperbolic_tangent(vec x) {
+    vec z = x * x;
+    vec p = z * -5.70498872745e-3f + 2.06390887954e-2f;
+    p = p * z - 5.37397155531e-2f;
+    p = p * z + 1.33314422036e-1f;
+    p = p * z - 3.33332819422e-1f;
+    vec near = p * z * x + x, far = 1.0f - 2.0f / (exponential(x + x) + 1.0f);
+    return either(z < 0.625f * 0.625f, near, far);
+}
+
 #endif

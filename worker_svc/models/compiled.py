@@ -1,5 +1,7 @@
 """Decoder layers on CPU: weights packed for the C kernels, two library calls per layer.
 
+A layer with experts takes a few more: what stands between its norms is computed by itself.
+
 Independent of requests and sampling.
 """
 
@@ -19,20 +21,18 @@ from kernels.cpu.library import (
     Library,
     PackedLinear,
     StreamArguments,
-    supports_groups,
 )
-from kernels.quantized.grouped import GroupedWeight
-from kernels.quantized.rounding import quantized
 from worker_svc.attention.batch import AttentionBatch, HeadLayout
 from worker_svc.attention.kv_cache import KVCache
 from worker_svc.attention.layer_kv import LayerKv
 from worker_svc.attention.page_cache import PageCache
 from worker_svc.attention.rope_tables import RopeTables
-from worker_svc.models.cpu_weights import ROWS_AT_ONCE
+from worker_svc.models.compiled_experts import CompiledExperts
+from worker_svc.models.experts import Experts
 from worker_svc.models.layers import MLP, Attention, RMSNorm
 from worker_svc.models.linear import Linear
-from worker_svc.models.spec import Activation
-from worker_svc.models.stored.weight_files import WeightError
+from worker_svc.models.packed_linear import packed
+from worker_svc.models.spec import Activation, MlpSpec, MoeSpec
 from worker_svc.quantization.online import Rounding
 
 
@@ -41,34 +41,30 @@ def supports(heads: HeadLayout, kinds: Collection[AttentionKind]) -> bool:
     heads_per_kv_head = heads.num_heads // heads.num_kv_heads
     if heads.head_dim > MAX_HEAD_DIM or heads_per_kv_head > MAX_HEADS_PER_KV_HEAD:
         return False
-    return all(kind.is_softmax and kind.chunk is None for kind in kinds)
+    return all(kind.chunk is None for kind in kinds)
 
 
-def packed(library: Library, linear: Linear, rounding: Rounding | None = None) -> PackedLinear:
-    """Moves the weight to the kernels' layout: integers, if it has them, else float numbers.
-
-    Float numbers become integers with `rounding`. Raises WeightError if they cannot.
-    """
-    grouped = linear.grouped
-    if grouped is None and rounding is not None:
-        grouped = _rounded(linear.weight, rounding)
-    if grouped is not None and supports_groups(grouped):
-        moved = library.pack_groups(grouped, linear.bias)
-    else:
-        moved = library.pack(linear.weight, linear.bias)
-    linear.drop_weight()
-    return moved
+def feeds(specs: Collection[MlpSpec | MoeSpec | None]) -> bool:
+    """True if the kernels compute what feeds forward in all layers."""
+    mlps = (Activation.SILU, Activation.GELU_TANH)
+    for spec in specs:
+        if spec is None or spec.activation not in (mlps if isinstance(spec, MlpSpec) else mlps[:1]):
+            return False
+    return True
 
 
-def _rounded(weight: Tensor, rounding: Rounding) -> GroupedWeight:
-    try:
-        parts = [
-            quantized(rows, rounding.bits, rounding.group)
-            for rows in torch.split(weight, ROWS_AT_ONCE)
-        ]
-    except ValueError as error:
-        raise WeightError(f"lm_head.{error}") from None
-    return GroupedWeight.concatenated(parts)
+@dataclass(frozen=True, slots=True)
+class CompiledMlp:
+    """Packed weights of an MLP."""
+
+    gate_up: PackedLinear
+    down: PackedLinear
+    activation: Activation
+
+    @classmethod
+    def of(cls, library: Library, mlp: MLP) -> "CompiledMlp":
+        gate_up, down = (packed(library, linear) for linear in mlp.linears)
+        return cls(gate_up, down, mlp.activation)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,12 +74,18 @@ class CompiledLayer:
     input_norm: Tensor  # [hidden] float32, as all weights of norms
     qkv: PackedLinear
     qk_norm: Tensor | None  # [H + Hkv, D]
+    sinks: Tensor | None  # [H] float32
     o: PackedLinear
     post_norm: Tensor  # [hidden]
-    gate_up: PackedLinear
-    down: PackedLinear
+    feed: CompiledMlp | CompiledExperts
     output_norms: tuple[Tensor | None, Tensor | None]  # [hidden] of attention, and of the MLP
-    activation: Activation
+
+    @property
+    def linears(self) -> list[PackedLinear]:
+        """Those that run between the norms of one library call."""
+        feed = self.feed
+        of_feed = [feed.gate_up, feed.down] if isinstance(feed, CompiledMlp) else []
+        return [self.qkv, self.o, *of_feed]
 
     @classmethod
     def of(
@@ -93,22 +95,27 @@ class CompiledLayer:
         input_norm: RMSNorm,
         attention: Attention,
         post_norm: RMSNorm,
-        mlp: MLP,
+        feed: MLP | Experts,
         output_norms: tuple[RMSNorm | None, RMSNorm | None],
     ) -> "CompiledLayer":
         qkv, o = (packed(library, linear) for linear in attention.linears)
-        gate_up, down = (packed(library, linear) for linear in mlp.linears)
         qk_norm = None
         if attention.qk_norms is not None:
             q_norm, k_norm = attention.qk_norms
             rows = [q_norm] * heads.num_heads + [k_norm] * heads.num_kv_heads
             qk_norm = torch.stack(rows).float()
+        sinks = None if attention.sinks is None else attention.sinks.float()
         of_attention, of_mlp = (
             None if norm is None else norm.weight.float() for norm in output_norms
         )
+        of_feed: CompiledMlp | CompiledExperts
+        if isinstance(feed, MLP):
+            of_feed = CompiledMlp.of(library, feed)
+        else:
+            of_feed = CompiledExperts(library, feed)
         return cls(
-            input_norm.weight.float(), qkv, qk_norm, o, post_norm.weight.float(), gate_up, down,
-            (of_attention, of_mlp), mlp.activation,
+            input_norm.weight.float(), qkv, qk_norm, sinks, o, post_norm.weight.float(),
+            of_feed, (of_attention, of_mlp),
         )  # fmt: skip
 
 
@@ -145,24 +152,12 @@ class CompiledDecoder:
             {
                 (one.num_inputs, one.num_totals, int(one.arguments.bits)): one
                 for layer in layers
-                for one in (layer.qkv, layer.o, layer.gate_up, layer.down)
+                for one in layer.linears
             }.values()
         )
+        self._mlps = [layer.feed for layer in layers if isinstance(layer.feed, CompiledMlp)]
         self._blocks = [
-            BlockArguments(
-                o=layer.o.arguments,
-                gate_up=layer.gate_up.arguments,
-                down=layer.down.arguments,
-                next_qkv=next_qkv,
-                post_norm=layer.post_norm.data_ptr(),
-                next_norm=next_norm.data_ptr(),
-                attention_output_norm=_at(layer.output_norms[0]),
-                mlp_output_norm=_at(layer.output_norms[1]),
-                hidden=len(final_norm),
-                inner=layer.gate_up.num_outputs // 2,
-                eps=eps,
-                gelu=layer.activation is Activation.GELU_TANH,
-            )
+            _block(layer, next_norm, next_qkv, len(final_norm), eps)
             for layer, next_norm, next_qkv in zip(layers, next_norms, next_qkvs, strict=True)
         ]
 
@@ -182,8 +177,9 @@ class CompiledDecoder:
         first, num_tokens = self._layers[0], len(residual)
         hidden = self._library.rms_norm(residual, first.input_norm, self._eps)
         added = torch.empty_like(residual)
-        gate_up = residual.new_empty((num_tokens, first.gate_up.num_outputs))
-        inner = residual.new_empty((num_tokens, first.gate_up.num_outputs // 2))
+        inner_size = max((mlp.down.num_inputs for mlp in self._mlps), default=0)
+        gate_up = residual.new_empty((num_tokens, 2 * inner_size))
+        inner = residual.new_empty((num_tokens, inner_size))
         qkv = residual.new_empty((num_tokens, first.qkv.num_outputs))
         attended = residual.new_empty((num_tokens, self._heads.num_heads * self._heads.head_dim))
         scratch = self._library.scratch(num_tokens, *self._kinds)
@@ -203,9 +199,14 @@ class CompiledDecoder:
             assert isinstance(kv.rows, Tensor)  # keys and values have one size
             self._library.attend(
                 steps[place].arguments, qkv, layer.qk_norm, kv.rows, kv.scales, attended,
-                kv.key_offsets,
+                kv.key_offsets, layer.sinks,
             )  # fmt: skip
-            self._library.decoder_block(block, stream)
+            if isinstance(layer.feed, CompiledMlp):
+                self._library.decoder_block(block, stream)
+                continue
+            self._library.begin_block(block, stream)
+            layer.feed(hidden, added)
+            self._library.finish_block(block, stream)
         return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -235,6 +236,7 @@ class CompiledDecoder:
             scale=kind.scale,
             window=kind.window or 0,
             eps=self._eps,
+            softcap=kind.softcap or 0,
             cos_sin=cos_sin.data_ptr(),
             positions=positions.data_ptr(),
             slots=slots.data_ptr(),
@@ -254,6 +256,28 @@ class _AttentionStep:
     arguments: AttentionArguments
     tables: Tensor
     slots: Tensor
+
+
+def _block(
+    layer: CompiledLayer, next_norm: Tensor, next_qkv: GemmArguments, hidden: int, eps: float
+) -> BlockArguments:
+    """The arguments from a layer's attention to the next norm and QKV."""
+    block = BlockArguments(
+        o=layer.o.arguments,
+        next_qkv=next_qkv,
+        post_norm=layer.post_norm.data_ptr(),
+        next_norm=next_norm.data_ptr(),
+        attention_output_norm=_at(layer.output_norms[0]),
+        mlp_output_norm=_at(layer.output_norms[1]),
+        hidden=hidden,
+        eps=eps,
+    )
+    feed = layer.feed
+    if isinstance(feed, CompiledMlp):
+        block.gate_up, block.down = feed.gate_up.arguments, feed.down.arguments
+        block.inner = feed.down.num_inputs
+        block.gelu = feed.activation is Activation.GELU_TANH
+    return block
 
 
 def _at(tensor: Tensor | None) -> int | None:

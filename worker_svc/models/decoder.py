@@ -39,7 +39,6 @@ from worker_svc.parallel.group import ALONE, Group
 from worker_svc.parallel.vocab_part import VocabPart
 from worker_svc.quantization.mxfp4 import Mxfp4
 from worker_svc.quantization.online import head_rounding
-from worker_svc.quantization.scheme import Quantization
 from worker_svc.states.slots import SlotStates, StateKey, StateShape, row_bytes
 from worker_svc.states.step import StateStep
 
@@ -62,10 +61,9 @@ class DecoderLayer:
         dtype: torch.dtype,
         device: torch.device,
         group: Group,
-        *,
-        is_fused: bool,
+        form: ExpertForm,
     ) -> None:
-        """`is_fused`: Triton kernels will compute it. `group` are the ranks that divide it."""
+        """`group` are the ranks that divide it, `form` is that of experts."""
         size, eps, offset = model.hidden_size, model.rms_norm_eps, model.norm_offset
         self.input_norm = RMSNorm(size, eps, dtype, device, offset)
         self.mixer: Attention | RecurrentMixer | None = None
@@ -81,7 +79,6 @@ class DecoderLayer:
         if isinstance(spec.feed, MlpSpec):
             self.feed = MLP(size, spec.feed, dtype, device)
         elif spec.feed is not None:
-            form = _expert_form(model.quantization, is_fused)
             self.feed = Experts(size, spec.feed, dtype, device, form)
         # Of attention, and of what feeds forward.
         self.output_norms: tuple[RMSNorm, RMSNorm] | tuple[None, None] = None, None
@@ -168,9 +165,9 @@ class Decoder:
         of_layers = [attention.rope for attention in spec.attentions]
         self._ropes = rope_tables(spec.ropes, of_layers, heads.head_dim, max_model_len, device)
         self._table = self._head = _per_token(spec, dtype, device)  # [V, hidden]
+        form = self._expert_form()
         self._layers = [
-            DecoderLayer(spec, layer, dtype, device, group, is_fused=self._is_fused)
-            for layer in spec.layers
+            DecoderLayer(spec, layer, dtype, device, group, form) for layer in spec.layers
         ]
         self._final_norm = RMSNorm(
             spec.hidden_size, spec.rms_norm_eps, dtype, device, spec.norm_offset
@@ -225,11 +222,10 @@ class Decoder:
         for layer in self._layers:
             layer.add_norm_offsets()
         self._final_norm.add_offset()
-        if self.device.type == "cpu" and self.group.size == 1 and self._can_be_compiled():
-            cpu_library = library.load(self.dtype, kv_dtype=self.kv_dtype)
-            if cpu_library is not None:
-                self._compiled = self._compile(cpu_library)
-                return
+        cpu_library = self._loaded_library()
+        if cpu_library is not None:
+            self._compiled = self._compile(cpu_library)
+            return
         for layer in self._layers:
             layer.pack(self._activation_dtype)
         self._final_norm.pack(self._activation_dtype)
@@ -389,25 +385,34 @@ class Decoder:
         first_token, scale = self.sharding.first_token, self.spec.embedding_scale
         return Embedding(self._table.weight, first_token, self.group, scale)
 
-    def _can_be_compiled(self) -> bool:
-        """True if the C kernels compute such layers.
+    def _loaded_library(self) -> Library | None:
+        """The C kernels of this CPU, if they compute such layers; None: there are none, or others.
 
-        They run from norm to norm in one call: there is no place in it for experts, nor for an
-        all-reduce.
+        They run from norm to norm in one call, in which there is no place for an all-reduce.
         """
-        if self.spec.has_experts:
-            logger.info("layers with experts are computed by torch, the C kernels have none")
-            return False
+        if self.device.type != "cpu" or self.group.size > 1:
+            return None
         if self._needs_torch:
             logger.info("layers with %s are computed by torch", self._needs_torch)
-            return False
-        return compiled.supports(self.heads, self.kinds)
+            return None
+        feeds = [layer.feed for layer in self.spec.layers]
+        if not compiled.supports(self.heads, self.kinds) or not compiled.feeds(feeds):
+            return None
+        return library.load(self.dtype, kv_dtype=self.kv_dtype)
+
+    def _expert_form(self) -> ExpertForm:
+        """The form in which experts are held; codes of MXFP4 stay where kernels compute them."""
+        quantization = self.spec.quantization
+        if isinstance(quantization, Mxfp4):
+            keeps_codes = self._is_fused or self._loaded_library() is not None
+            return ExpertForm.CODES if keeps_codes else ExpertForm.WIDENED
+        return ExpertForm.NUMBERS if quantization is None else ExpertForm.EMPTY
 
     def _compile(self, cpu_library: Library) -> CompiledDecoder:
         layers = []
         while self._layers:  # one by one, to free plain weights early
             layer = self._layers.pop(0)
-            assert isinstance(layer.feed, MLP)
+            assert layer.feed is not None  # see `_loaded_library`
             layers.append(
                 CompiledLayer.of(
                     cpu_library,
@@ -456,13 +461,6 @@ class Decoder:
             self.heads,
             self.group,
         )
-
-
-def _expert_form(quantization: Quantization | None, is_fused: bool) -> ExpertForm:
-    """The form in which experts are held; codes of MXFP4 stay where fused layers compute them."""
-    if isinstance(quantization, Mxfp4):
-        return ExpertForm.CODES if is_fused else ExpertForm.WIDENED
-    return ExpertForm.NUMBERS if quantization is None else ExpertForm.EMPTY
 
 
 def _per_token(spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> Linear:

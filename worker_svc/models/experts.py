@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from itertools import chain, islice
+from typing import Protocol, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -22,9 +23,22 @@ from worker_svc.models.layers import ACTS, Destinations, gate_up_names, parts, w
 from worker_svc.models.linear import Linear, WeightRows
 from worker_svc.models.mxfp4_experts import BLOCKS, SCALES, Mxfp4Experts, Mxfp4Tensor
 from worker_svc.models.spec import MoeSpec, TensorNames, UnsupportedModel
-from worker_svc.quantization.mxfp4 import BLOCK
+from worker_svc.quantization.mxfp4 import BLOCK, separated
 
 log = logging.getLogger(__name__)
+
+
+Moved = TypeVar("Moved")
+
+
+class ExpertMover(Protocol[Moved]):
+    """What copies experts' weights to a layout of its own; plain copies are freed as it does."""
+
+    def of_linears(self, linears: Sequence[Linear]) -> list[Moved]:
+        """One layer of each expert, of float numbers or fewer bits, which it drops."""
+
+    def of_codes(self, codes: Tensor, exponents: Tensor, bias: Tensor | None) -> Moved:
+        """A layer in MXFP4: codes [N, K], a byte each, and exponents [N, K / 32]."""
 
 
 class ExpertForm(Enum):
@@ -150,9 +164,18 @@ class Experts:
         """Gives away the weights [E, 2I, hidden] and [E, hidden, I]."""
         return self._gate_up.stacked(), self._down.stacked()
 
+    def moved(self, mover: "ExpertMover[Moved]") -> tuple[list[Moved], list[Moved]]:
+        """Gives away the two products of each expert, gate and up first, to another layout."""
+        return self._gate_up.moved(mover), self._down.moved(mover)
+
     def __call__(self, hidden: Tensor) -> Tensor:
         """Hidden states [T, hidden] -> the weighted sum of the outputs of each one's experts."""
-        logits = F.linear(hidden.float(), self.router.float())
+        weights, chosen = self.choose(F.linear(hidden.float(), self.router.float()))
+        gate_ups, downs = self._gate_up.linears, self._down.linears
+        return reference.feed_experts(hidden, weights, chosen, gate_ups, downs, self._act)
+
+    def choose(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """The product with the router [T, E] -> weights and indices of each row's experts."""
         rule, shared = self.spec.router, self.spec.shared
         of_choices = logits[:, : rule.num_experts]
         weights, chosen = reference.choose_experts(
@@ -170,8 +193,7 @@ class Experts:
             weights, chosen = reference.with_shared_experts(
                 weights, chosen, rule.num_experts, shared.count, gate
             )
-        gate_ups, downs = self._gate_up.linears, self._down.linears
-        return reference.feed_experts(hidden, weights, chosen, gate_ups, downs, self._act)
+        return weights, chosen
 
     def _act(self, inner: Tensor) -> Tensor:
         """The first product of an expert [R, 2I], or without a gate [R, I] -> [R, I]."""
@@ -300,6 +322,17 @@ class _Stack:
     def stacked(self) -> ExpertWeights:
         """Gives away the weights; in 8 bits, if all are so and the device can widen them."""
         return replace(self._stacked(), bias=self._bias)
+
+    def moved(self, mover: "ExpertMover[Moved]") -> list[Moved]:
+        """Gives away the linear layers of all experts."""
+        values, scales = self._values, self._scales
+        self._values = self._scales = None
+        if values is None or scales is None:
+            del values
+            return mover.of_linears(self.linears)
+        biases = [None] * len(values) if self._bias is None else list(self._bias)
+        by_expert = zip(values, scales, biases, strict=True)
+        return [mover.of_codes(separated(codes), *each) for codes, *each in by_expert]
 
     def _stacked(self) -> ExpertWeights:
         if self._values is not None and self._scales is not None:

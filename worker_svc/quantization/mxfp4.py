@@ -62,6 +62,12 @@ def rearranged(blocks: Tensor, scales: Tensor) -> Tensor:
     return (first | second << 4).flatten(1)
 
 
+def separated(codes: Tensor) -> Tensor:
+    """The codes [N, K], a byte each and in the order of columns, of those of `rearranged`."""
+    blocks = codes.view(len(codes), -1, BLOCK // 2)
+    return torch.cat((blocks & 15, blocks >> 4), -1).flatten(1)
+
+
 def check(scales: Tensor) -> None:
     """Raises DamagedWeight for a scale that is no number."""
     if bool((scales == _NAN).any()):

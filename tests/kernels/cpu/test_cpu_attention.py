@@ -41,12 +41,15 @@ class Step:
         contexts: list[int],
         num_new: list[int],
         window: int | None = None,
+        softcap: float | None = None,
+        *,
+        has_sinks: bool = False,
     ) -> None:
         num_kv, dim = heads.num_kv, heads.dim
         num_heads = heads.share * num_kv
         self.heads = heads
         self.block_rows = BLOCK_SIZE
-        self.kind = AttentionKind(heads.dim**-0.5, window)
+        self.kind = AttentionKind(heads.dim**-0.5, window, softcap=softcap, has_sinks=has_sinks)
         widths = [-(-context // BLOCK_SIZE) for context in contexts]
         ids = (torch.randperm(sum(widths), generator=torch.Generator().manual_seed(1)) + 1).int()
         self.tables = torch.zeros(len(contexts), max(widths) + 1, dtype=torch.int32)
@@ -65,6 +68,8 @@ class Step:
         self.qkv = randn(dtype, sum(num_new), (num_heads + 2 * num_kv) * dim, seed=3)
         angles = torch.arange(max(contexts))[:, None] / 10 ** torch.linspace(0, 3, dim // 2)
         self.cos_sin = torch.cat((angles.cos(), angles.sin()), 1)
+        # Some take most of the softmax, some nearly nothing.
+        self.sinks = 3 * randn(torch.float32, num_heads, seed=5) if has_sinks else None
         self.qk_norm = randn(dtype, num_heads + num_kv, dim, seed=4) if heads.has_norm else None
 
     def expected(self) -> tuple[Tensor, Tensor]:
@@ -81,7 +86,15 @@ class Step:
         k_cache, v_cache = cache.view(-1, BLOCK_SIZE, 2, num_kv, dim).unbind(2)
         longest = int(self.starts.diff().max())
         out = reference.paged_attention(
-            q, k_cache, v_cache, self.tables, self.lens, self.starts, longest, self.kind
+            q,
+            k_cache,
+            v_cache,
+            self.tables,
+            self.lens,
+            self.starts,
+            longest,
+            self.kind,
+            sinks=self.sinks,
         )
         return out.flatten(1), cache
 
@@ -91,14 +104,15 @@ class Step:
         num_heads = heads.share * heads.num_kv
         arguments = AttentionArguments(
             num_heads, heads.num_kv, heads.dim, BLOCK_SIZE, self.block_rows, self.tables.shape[1],
-            self.kind.window or 0, self.kind.scale, 1e-5, self.cos_sin.data_ptr(),
+            self.kind.window or 0, self.kind.scale, 1e-5, self.kind.softcap or 0,
+            self.cos_sin.data_ptr(),
             self.positions.data_ptr(), self.slots.data_ptr(), self.tables.data_ptr(),
             self.lens.data_ptr(), self.starts.data_ptr(), len(self.qkv), len(self.lens),
         )  # fmt: skip
         out = self.qkv.new_empty((len(self.qkv), num_heads * heads.dim))
         offsets = self.key_offsets
         norm = None if self.qk_norm is None else self.qk_norm.float()
-        library.attend(arguments, self.qkv, norm, cache, self.kv_scales, out, offsets)
+        library.attend(arguments, self.qkv, norm, cache, self.kv_scales, out, offsets, self.sinks)
         return out, cache
 
 
@@ -148,6 +162,27 @@ def test_a_window_over_single_tokens_and_parts_of_prompts(
 ) -> None:
     lens, new = [1, window, window + 1, 300, 250, 129, 200], [1, 1, 1, 1, 250, 2, 77]
     check(library, Step(library.dtype, heads, lens, new, window))
+
+
+@pytest.mark.parametrize("window", [None, 33])
+@pytest.mark.parametrize(("softcap", "has_sinks"), [(0.5, False), (20.0, False), (None, True)])
+@pytest.mark.parametrize("heads", SHAPES[:4], ids=str)
+def test_scores_with_a_cap_or_with_sinks(
+    library: Library, heads: Heads, softcap: float | None, has_sinks: bool, window: int | None
+) -> None:
+    lens, new = [1, 2, 300, 250, 129, 200], [1, 2, 1, 250, 2, 77]
+    check(library, Step(library.dtype, heads, lens, new, window, softcap, has_sinks=has_sinks))
+
+
+def test_a_sink_takes_nearly_all_or_nothing(library: Library) -> None:
+    heads = Heads(3, 2, 64, has_norm=False)
+    step = Step(library.dtype, heads, [70, 40], [70, 1], has_sinks=True)
+    assert step.sinks is not None
+    step.sinks[::2], step.sinks[1::2] = 90.0, float("-inf")
+    out = step.run(library)[0].view(-1, 6, 64)
+    assert out[:, ::2].abs().max().item() < 1e-20
+    step.sinks = None
+    assert torch.allclose(out[:, 1::2], step.run(library)[0].view(-1, 6, 64)[:, 1::2])
 
 
 @pytest.mark.parametrize("window", [2, 31, 33, 64, 130])

@@ -31,8 +31,11 @@ def test_attention_rounds_alike_token_by_token_in_chunks_and_at_once(
     name: str, dtype: torch.dtype, kv_dtype: torch.dtype | None
 ) -> None:
     library = require(name, dtype, kv_dtype)
-    for heads in SHAPES:
-        whole = Step(library.dtype, heads, [CONTEXT], [CONTEXT])
+    plain = [(heads, None, False) for heads in SHAPES]
+    for heads, softcap, has_sinks in (*plain, (SHAPES[2], 5.0, False), (SHAPES[3], None, True)):
+        whole = Step(
+            library.dtype, heads, [CONTEXT], [CONTEXT], softcap=softcap, has_sinks=has_sinks
+        )
         if kv_dtype is not None:
             whole.kv_scales = fp8.scale_table(*torch.rand(2, heads.num_kv) + 0.1)
             whole.cache = fp8.narrowed(whole.cache, whole.kv_scales[2:], kv_dtype)

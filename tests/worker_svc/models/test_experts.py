@@ -271,13 +271,3 @@ def test_a_missing_expert_is_named(tmp_path: Path) -> None:
     save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
     with pytest.raises(MissingWeight, match=r"layers\.1\.block_sparse_moe\.experts\.3\.w2\.weight"):
         load_model(tmp_path, torch.float32, CPU, MAX_MODEL_LEN)
-
-
-def test_experts_are_computed_without_the_c_kernels_and_the_log_says_so(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    save(tmp_path, "qwen3-moe")
-    with caplog.at_level("INFO"):
-        model = load_model(tmp_path, torch.float32, CPU, MAX_MODEL_LEN)
-    assert model.attention_backend == "torch"
-    assert "layers with experts are computed by torch" in caplog.text

@@ -128,8 +128,7 @@ def test_logits_of_prompts_chunks_and_single_tokens(
     checkpoint: Callable[[str], Pair], name: str, by: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, theirs = checkpoint(name)
-    # The C kernels have no softcaps.
-    ours = load(folder, "torch" if (name, by) == ("gemma2", "c") else by, monkeypatch)
+    ours = load(folder, by, monkeypatch)
     length = 2 * WINDOW + 9
     prompts = make_prompts(*([length] * len(LENGTHS)))
     chunks = [[cut, cut, length - 2 * cut - 3, 1, 1, 1] for cut in LENGTHS]

@@ -74,7 +74,10 @@ def experts_of(folder: Path, rank: int, size: int) -> dict[str, Tensor]:
     return {to.experts.name: to.experts.values for to in every}
 
 
-def test_ranks_have_parts_of_each_expert(folders: tuple[Path, Path]) -> None:
+def test_ranks_have_parts_of_each_expert(
+    folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PAGEWIRE_CPU_KERNELS", "0")  # so that all are numbers
     whole = experts_of(folders[0], 0, 1)
     assert len(whole) == 2 * 3  # of three layers
     for rank in range(2):
@@ -131,7 +134,10 @@ def test_damaged_experts_are_refused_by_name(folders: tuple[Path, Path], tmp_pat
             load_model(folder, torch.float32, CPU, MAX_MODEL_LEN)
 
 
-def test_random_weights_are_codes(folders: tuple[Path, Path]) -> None:
+def test_random_weights_are_codes(
+    folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PAGEWIRE_CPU_KERNELS", "0")  # which would keep them in 4 bits
     spec = model_config.load(folders[0])
     model = Decoder(spec, torch.float32, CPU, 32)
     destinations = dict(model.destinations())

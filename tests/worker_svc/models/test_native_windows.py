@@ -9,8 +9,7 @@ from tests.worker_svc.transformers_models import test_windows
 from tests.worker_svc.transformers_models.test_windows import Windowed
 from worker_svc.models import compiled
 
-# Gemma 2 caps its scores, which the C kernels do not.
-PATHS = {"gemma2": "torch", "gemma3": "c/", "mistral": "c/", "gemma3 by torch": "torch"}
+PATHS = {"gemma2": "c/", "gemma3": "c/", "mistral": "c/", "gemma3 by torch": "torch"}
 
 
 @pytest.fixture(scope="module", params=list(PATHS))
