@@ -188,6 +188,32 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return (x * cos).addcmul_(x.roll(x.shape[-1] // 2, dims=-1), sin)
 
 
+def pairs_apart(x: Tensor) -> Tensor:
+    """Moves the pairs (2i, 2i + 1) of the last dimension to (i, i + D/2), as `rotate` has them."""
+    return x.reshape(*x.shape[:-1], -1, 2).transpose(-1, -2).flatten(-2)
+
+
+class LatentWeights(NamedTuple):
+    """The products that make keys and values of a latent, which queries and outputs absorb."""
+
+    keys: Tensor  # [H, N, R]
+    values: Tensor  # [H, V, R]
+
+
+def latent_queries(q: Tensor, rotated: Tensor, weights: LatentWeights) -> Tensor:
+    """Queries [T, H, N] and rotated ones [T, H, P] -> [T, H, R + P], for keys of a latent.
+
+    A key is a latent [R] and a rotated key [P] of all heads, and the score of head h with it is
+    `q[h] . (keys[h] latent) + rotated[h] . rotated key`.
+    """
+    return torch.cat((torch.einsum("thn,hnr->thr", q, weights.keys), rotated), dim=-1)
+
+
+def latent_outputs(attended: Tensor, weights: LatentWeights) -> Tensor:
+    """Weighted sums of latents [T, H, R] -> those of the values, [T, H, V]."""
+    return torch.einsum("thr,hvr->thv", attended, weights.values)
+
+
 def rotary_embedding(
     q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor
 ) -> tuple[Tensor, Tensor]:
@@ -236,10 +262,25 @@ class KvRows(NamedTuple):
     values: Tensor
 
 
+class LatentRows(NamedTuple):
+    """Keys [num_slots, Hkv, D] of a layer, of which the first dimensions are the values."""
+
+    keys: Tensor
+    v_dim: int
+
+    @property
+    def values(self) -> Tensor:
+        """The values [num_slots, Hkv, Dv], which are no memory of their own."""
+        return self.keys[..., : self.v_dim]
+
+
 def gather(
-    kv_rows: Tensor | KvRows, slots: Tensor, dtype: torch.dtype, scales: Tensor | None
+    kv_rows: Tensor | KvRows | LatentRows, slots: Tensor, dtype: torch.dtype, scales: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """Keys [N, Hkv, D] and values [N, Hkv, Dv] of these slots [N] in this type."""
+    if isinstance(kv_rows, LatentRows):  # read once
+        keys = kv_rows.keys.index_select(0, slots).to(dtype)
+        return keys, keys[..., : kv_rows.v_dim]
     if isinstance(kv_rows, KvRows):
         keys, values = (rows.index_select(0, slots).to(dtype) for rows in kv_rows)
         return keys, values
@@ -436,7 +477,7 @@ def _prefill(
 
 def attend(
     q: Tensor,
-    kv_rows: Tensor | KvRows,
+    kv_rows: Tensor | KvRows | LatentRows,
     plan: AttentionPlan,
     kind: AttentionKind,
     kv_scales: Tensor | None = None,
@@ -451,7 +492,7 @@ def attend(
         raise ValueError(f"{kind}, and sinks {sinks}")
     if len(plan.groups) == 1 and plan.groups[0].rows is None:
         return _attend_decode(q, kv_rows, plan.groups[0], kind, kv_scales, sinks)
-    v_dim = (kv_rows.values if isinstance(kv_rows, KvRows) else kv_rows).shape[-1]
+    v_dim = (kv_rows if isinstance(kv_rows, Tensor) else kv_rows.values).shape[-1]
     shape = (*q.shape[:2], v_dim)
     out = q.new_empty(shape) if plan.covers_all else q.new_zeros(shape)
     for group in plan.groups:
@@ -464,7 +505,7 @@ def attend(
 
 def _attend_decode(
     q: Tensor,
-    kv_rows: Tensor | KvRows,
+    kv_rows: Tensor | KvRows | LatentRows,
     group: DecodeGroup,
     kind: AttentionKind,
     kv_scales: Tensor | None,
@@ -488,7 +529,7 @@ def _attend_decode(
 
 def _attend_prefill(
     q: Tensor,
-    kv_rows: Tensor | KvRows,
+    kv_rows: Tensor | KvRows | LatentRows,
     prefill: Prefill,
     kind: AttentionKind,
     out: Tensor,

@@ -20,7 +20,8 @@ class AttentionCall:
     kv: LayerKv
     batch: AttentionBatch  # that of the layer's KV group
     kind: AttentionKind
-    # [T, Hkv, D] and [T, Hkv, Dv], to be stored before; None: the cache has them already.
+    # [T, Hkv, D] and [T, Hkv, Dv], to be stored before; None: the cache has them already. Keys that
+    # hold their values come alone.
     k: Tensor | None = None
     v: Tensor | None = None
     sinks: Tensor | None = None  # [H], where the kind has them

@@ -33,13 +33,6 @@ class PagedCache(Protocol):
         """Overwrites blocks block_ids [n], none twice, with content [n, *block_shape]."""
 
 
-def block_bytes(
-    num_layers: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype
-) -> int:
-    """Bytes of one block over all layers, K and V."""
-    return 2 * num_layers * block_size * num_kv_heads * head_dim * dtype.itemsize
-
-
 class KVCache:
     """K and V of every layer; a token's V follows its K in memory, so that one read gets both.
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kernels.reference import KvRows
+from kernels.reference import KvRows, LatentRows
 from worker_svc.attention.kv_cache import zero_pages
 from worker_svc.attention.layer_kv import LayerKv
 
@@ -21,11 +21,12 @@ class KvShape:
     num_kv_heads: int
     k_dim: int
     v_dim: int
+    is_latent: bool = False  # the values are the first `v_dim` dimensions of the keys
 
     @property
     def width(self) -> int:
         """Numbers of a token."""
-        return self.num_kv_heads * (self.k_dim + self.v_dim)
+        return self.num_kv_heads * (self.k_dim + (0 if self.is_latent else self.v_dim))
 
 
 class LayerCache:
@@ -57,6 +58,10 @@ class LayerCache:
     def _view(self, index: int) -> LayerKv:
         shape, blocks = self._shapes[index], self._layers[index]
         by_head = self.num_blocks, self.block_size, shape.num_kv_heads
+        if shape.is_latent:
+            k = blocks.view(*by_head, shape.k_dim)
+            latent = LatentRows(k.flatten(0, 1), shape.v_dim)
+            return LayerKv(k, k[..., : shape.v_dim], latent, latent.keys, latent.values)
         k, v = blocks.tensor_split((shape.num_kv_heads * shape.k_dim,), dim=2)
         k, v = k.view(*by_head, shape.k_dim), v.view(*by_head, shape.v_dim)
         k_rows, v_rows = k.flatten(0, 1), v.flatten(0, 1)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from kernels.reference import KvRows
+from kernels.reference import KvRows, LatentRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +30,8 @@ class LayerKv:
 
     k: Tensor  # [num_blocks, block_size, Hkv, D]
     v: Tensor  # the same of Dv
-    # By row: [num_rows, 2, Hkv, D], or where sizes differ both apart.
-    rows: Tensor | KvRows
+    # By row: [num_rows, 2, Hkv, D], or where sizes differ both apart, or keys that hold the values.
+    rows: Tensor | KvRows | LatentRows
     k_rows: Tensor  # [num_rows, Hkv, D]
     v_rows: Tensor  # [num_rows, Hkv, Dv]
     scales: Tensor | None = None  # [4, Hkv] float32, of a cache in FP8 (`kernels.fp8`)

@@ -12,6 +12,7 @@ from kernels.reference import AttentionPlan
 from worker_svc.attention.batch import AttentionBatch, HeadLayout
 from worker_svc.attention.call import AttentionCall
 from worker_svc.attention.kv_cache import KVCache
+from worker_svc.attention.layer_cache import LayerCache
 from worker_svc.attention.layer_kv import LayerPlace
 from worker_svc.attention.page_cache import PageCache
 from worker_svc.attention.rope_tables import RopeTables
@@ -42,12 +43,14 @@ class TorchAttention:
         part, kv = self._last, call.kv
         if part is None or part.kind is not call.kind or part.place is not kv.place:
             part = self._last = self._part(call)
-        if call.k is not None and call.v is not None:
-            kept = part.kept
-            k, v = (call.k, call.v) if kept is None else (call.k[kept], call.v[kept])
-            _, _, k_inverse, v_inverse = (None,) * 4 if kv.scales is None else kv.scales
+        kept = part.kept
+        _, _, k_inverse, v_inverse = (None,) * 4 if kv.scales is None else kv.scales
+        if call.k is not None:
+            k = call.k if kept is None else call.k[kept]
             k = k if kv.key_offsets is None else k.float() - kv.key_offsets
             reference.store(k, kv.k_rows, part.rows, k_inverse)
+        if call.v is not None:
+            v = call.v if kept is None else call.v[kept]
             reference.store(v, kv.v_rows, part.rows, v_inverse)
         return reference.attend(call.q, kv.rows, part.plan, call.kind, kv.scales, call.sinks)
 
@@ -81,7 +84,7 @@ class AttentionStep:
         batch: AttentionBatch,
         positions: Tensor,
         ropes: RopeTables,
-        kv_cache: KVCache | PageCache,
+        kv_cache: KVCache | LayerCache | PageCache,
         dtype: torch.dtype,
     ) -> None:
         """Serves projections of this type; the cache may have another. `kinds` has one a layer."""
@@ -111,9 +114,22 @@ class AttentionStep:
         qk, v = qkv.tensor_split((heads.num_heads + heads.num_kv_heads,), dim=1)
         if qk_norm is not None:
             qk = reference.rms_norm(qk, qk_norm, eps)
+        q, k = self.rotated(qk, layer).tensor_split((heads.num_heads,), dim=1)
+        return self.attended(layer, q, k, v, sinks).flatten(1)
+
+    def rotated(self, x: Tensor, layer: int) -> Tensor:
+        """Heads [T, N, D] of the step's tokens, rotated as in this layer."""
         cos, sin = self._rotations[self._rotation_of[layer]]
-        q, k = reference.rotate(qk, cos, sin).tensor_split((heads.num_heads,), dim=1)
+        return reference.rotate(x, cos, sin)
+
+    def attended(
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor | None, sinks: Tensor | None = None
+    ) -> Tensor:
+        """Stores keys and values of the step and attends: [T, H, D] -> [T, H, Dv].
+
+        `v` is None where a layer's keys hold its values.
+        """
         kv = self._kv_cache.of_layer(layer)
         batch = self._batch.of_group(kv.group)
         call = AttentionCall(q, kv, batch, self._kinds[layer], k, v, sinks)
-        return self._attention.attend(call).flatten(1)
+        return self._attention.attend(call)

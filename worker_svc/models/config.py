@@ -52,6 +52,11 @@ def load(folder: Path, ignored_keys: Collection[str] = (), quantization: str = "
             f"quantization: {found.label} is not supported for {architecture}, whose tensors are "
             "parted as they are read"
         )
+    if found is not None and any(each.latent is not None for each in spec.attentions):
+        raise UnsupportedModel(
+            f"quantization: {found.label} is not supported for {architecture}, whose keys and "
+            "values are made of latents"
+        )
     if isinstance(found, Mxfp4):
         _check_mxfp4(spec)
     elif found is not None and not all(map(serves_experts, _expert_schemes(spec, found))):

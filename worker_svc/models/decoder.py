@@ -18,9 +18,9 @@ from kernels import fp8
 from kernels.cpu import library
 from kernels.cpu.library import Library
 from worker_svc.attention.batch import AttentionBatch, LastTokens, fuses
-from worker_svc.attention.kv_cache import KVCache, block_bytes
+from worker_svc.attention.kv_cache import KVCache
 from worker_svc.attention.kv_plan import KvPlan, plan_of
-from worker_svc.attention.layer_cache import KvShape
+from worker_svc.attention.layer_cache import LayerCache
 from worker_svc.attention.page_cache import PageCache
 from worker_svc.attention.torch_backend import AttentionStep
 from worker_svc.models import compiled
@@ -28,6 +28,7 @@ from worker_svc.models.compiled import CompiledDecoder, CompiledLayer
 from worker_svc.models.cpu_weights import activation_dtype
 from worker_svc.models.embedding import Embedding, IntegerEmbedding
 from worker_svc.models.experts import ExpertForm, Experts
+from worker_svc.models.latent import LatentAttention
 from worker_svc.models.layer_stack import LayerStack
 from worker_svc.models.layers import MLP, Attention, Destinations, RMSNorm, whole
 from worker_svc.models.linear import Linear
@@ -66,8 +67,10 @@ class DecoderLayer:
         """`group` are the ranks that divide it, `form` is that of experts."""
         size, eps, offset = model.hidden_size, model.rms_norm_eps, model.norm_offset
         self.input_norm = RMSNorm(size, eps, dtype, device, offset)
-        self.mixer: Attention | RecurrentMixer | None = None
-        if isinstance(spec.mixer, AttentionSpec):
+        self.mixer: Attention | LatentAttention | RecurrentMixer | None = None
+        if isinstance(spec.mixer, AttentionSpec) and spec.mixer.latent is not None:
+            self.mixer = LatentAttention(size, spec.mixer, spec.mixer.latent, dtype, device)
+        elif isinstance(spec.mixer, AttentionSpec):
             self.mixer = Attention(size, spec.mixer, eps, dtype, device, offset, group)
         elif spec.mixer is not None:
             self.mixer = mixer_of(spec.mixer, model, dtype, device)
@@ -99,7 +102,7 @@ class DecoderLayer:
 
     def destinations(self, prefix: str, names: TensorNames) -> Destinations:
         yield from self.input_norm.destinations(f"{prefix}.{names.input_norm}")
-        if isinstance(self.mixer, Attention):
+        if isinstance(self.mixer, Attention | LatentAttention):
             yield from self.mixer.destinations(f"{prefix}.{names.attention}", names)
         elif self.mixer is not None:
             yield from self.mixer.destinations(f"{prefix}.{names.recurrent}")
@@ -158,12 +161,14 @@ class Decoder:
         self.key_offsets: Tensor | None = None  # [L, Hkv, D], of a cache in FP8; None: 0
         self._activation_dtype = activation_dtype(dtype, device)  # where neither kernels run
         self.device = device
-        self.heads = heads = spec.attention.heads
+        self.heads = spec.attention.heads
         kinds = [attention.kind(max_model_len) for attention in spec.attentions]
         # Of layers with attention, as all that follows; equal ones are the same.
         self.kinds = [kinds[kinds.index(kind)] for kind in kinds]
         of_layers = [attention.rope for attention in spec.attentions]
-        self._ropes = rope_tables(spec.ropes, of_layers, heads.head_dim, max_model_len, device)
+        self._ropes = rope_tables(
+            spec.ropes, of_layers, spec.attention.rotary_dim, max_model_len, device
+        )
         self._table = self._head = _per_token(spec, dtype, device)  # [V, hidden]
         form = self._expert_form()
         self._layers = [
@@ -190,6 +195,7 @@ class Decoder:
             "a factor on what they add": self.spec.residual_scale != 1.0,
             "gated attention": self.spec.attention.is_gated,
             "norms of all heads together": self.spec.attention.norms_all_heads,
+            "keys and values of latents": self.spec.attention.latent is not None,
             "groups of experts": self.spec.has_expert_groups,
             "heads that are rotated in part": any(rope.part < 1 for rope in ropes),
         }
@@ -278,22 +284,18 @@ class Decoder:
             what = "layers of ours on CUDA have" if self.fused else "a cache in FP8 has"
             logger.warning("%s one block table: layers with windows keep all tokens", what)
             return None
-        heads = self.heads
-        shape = KvShape(heads.num_kv_heads, heads.head_dim, heads.head_dim)
-        return plan_of([shape] * len(windows), windows, block_size, self.kv_dtype)
+        shapes = [attention.kv_shape for attention in self.spec.attentions]
+        return plan_of(shapes, windows, block_size, self.kv_dtype)
 
     def block_bytes(self, block_size: int) -> int:
         """Bytes of one block over all layers that have keys and values."""
-        return block_bytes(
-            num_layers=len(self.kinds),
-            block_size=block_size,
-            num_kv_heads=self.heads.num_kv_heads,
-            head_dim=self.heads.head_dim,
-            dtype=self.kv_dtype,
-        )
+        return block_size * self.spec.kv_width * self.kv_dtype.itemsize
 
-    def new_cache(self, num_blocks: int, block_size: int) -> KVCache:
+    def new_cache(self, num_blocks: int, block_size: int) -> KVCache | LayerCache:
         """An empty KV cache for this model."""
+        if self.spec.attention.latent is not None:
+            shapes = [attention.kv_shape for attention in self.spec.attentions]
+            return LayerCache(shapes, num_blocks, block_size, self.kv_dtype, self.device)
         return KVCache(
             num_layers=len(self.kinds),
             num_blocks=num_blocks,
@@ -311,7 +313,7 @@ class Decoder:
         self,
         token_ids: Tensor,
         positions: Tensor,
-        kv_cache: KVCache | PageCache,
+        kv_cache: KVCache | LayerCache | PageCache,
         batch: AttentionBatch,
         last: LastTokens | None = None,
     ) -> Tensor:
@@ -325,6 +327,7 @@ class Decoder:
         assert last is None
         residual = self._embedding(token_ids)  # [T, hidden]
         if self._compiled is not None:
+            assert not isinstance(kv_cache, LayerCache)  # of latents, which C kernels do not have
             return self._compiled.forward(residual, positions, kv_cache, batch)
         dtype = self._activation_dtype
         residual = residual.to(dtype)
@@ -335,7 +338,7 @@ class Decoder:
         for index, (layer, next_norm) in enumerate(zip(self._layers, next_norms, strict=True)):
             of_mixer, of_feed = layer.output_norms
             if layer.mixer is not None:
-                if isinstance(layer.mixer, Attention):
+                if isinstance(layer.mixer, Attention | LatentAttention):
                     hidden = layer.mixer(hidden, step, next(stored))
                 else:
                     assert states is not None  # see `make_states`

@@ -11,10 +11,12 @@ from worker_svc.models.families.family import Family
 from worker_svc.models.spec import UnsupportedModel
 
 BUILT_IN = {  # the file of each architecture in `families`
+    "DeepseekV3ForCausalLM": "deepseek_v3",
     "Dots1ForCausalLM": "dots1",
     "Gemma2ForCausalLM": "gemma2",
     "Gemma3ForCausalLM": "gemma3",
     "Glm4MoeForCausalLM": "glm4_moe",
+    "Glm4MoeLiteForCausalLM": "glm4_moe_lite",
     "GptOssForCausalLM": "gpt_oss",
     "GraniteForCausalLM": "granite",
     "GraniteMoeHybridForCausalLM": "granite_hybrid",

@@ -172,6 +172,13 @@ def attention_factor(scaling: Scaling | None) -> float:
     return _softening(scaling.factor, 1.0)
 
 
+def latent_factor(scaling: Scaling | None) -> float:
+    """Factor on the scores of attention over latents; 1 but for YaRN with `mscale_all_dim`."""
+    if not isinstance(scaling, YarnScaling) or not scaling.mscale_all_dim:
+        return 1.0
+    return _softening(scaling.factor, scaling.mscale_all_dim) ** 2
+
+
 def _softening(factor: float, mscale: float) -> float:
     return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
 

@@ -13,6 +13,7 @@ import torch
 from kernels.attention_kind import AttentionKind
 from kernels.expert_clamp import Clamp
 from worker_svc.attention.batch import HeadLayout
+from worker_svc.attention.layer_cache import KvShape
 from worker_svc.models.rope import RotaryConfig, YarnScaling
 from worker_svc.quantization.scheme import Quantization
 from worker_svc.states.slots import StateKey, StateShape
@@ -22,6 +23,21 @@ CONV, RECURRENT = "conv", "recurrent"  # names of a layer's states
 
 class UnsupportedModel(ValueError):
     """The model is not supported; the message names the field."""
+
+
+@dataclass(frozen=True, slots=True)
+class LatentSpec:
+    """Keys and values of all heads that are products of one latent, and a rotated key of all heads.
+
+    The cache holds the latent and the rotated key, and no values.
+    """
+
+    size: int  # of the latent
+    rope_dim: int  # of the rotated key, and of the rotated part of a query
+    nope_dim: int  # of the part that is not rotated
+    v_dim: int  # of a head's value
+    query_size: int | None  # of a latent that queries are products of; None: they are of hidden
+    is_interleaved: bool  # pairs that turn are next to each other
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +57,21 @@ class AttentionSpec:
     softcap: float | None = None  # of the scores; None: they stay
     has_sinks: bool = False  # each head has a score that takes its share, and has no value
     is_gated: bool = False  # a sigmoid of more outputs of the queries' projection gates its outputs
+
+    # Then there is one KV head, whose keys are latents and rotated keys: `head_dim` is their size.
+    latent: LatentSpec | None = None
+
+    @property
+    def rotary_dim(self) -> int:
+        """The dimensions among which those that are rotated are the first."""
+        return self.head_dim if self.latent is None else self.latent.rope_dim
+
+    @property
+    def kv_shape(self) -> KvShape:
+        """Keys and values of a token in the cache."""
+        if self.latent is None:
+            return KvShape(self.num_kv_heads, self.head_dim, self.head_dim)
+        return KvShape(self.num_kv_heads, self.head_dim, self.latent.size, is_latent=True)
 
     def kind(self, max_model_len: int) -> AttentionKind:
         """The way in which it attends in contexts of up to this length."""
@@ -268,6 +299,8 @@ DIVIDED = {
     "v_proj.weight": 0,
     "v_proj.bias": 0,
     "o_proj.weight": 1,
+    "q_b_proj.weight": 0,
+    "kv_b_proj.weight": 0,
     "gate_proj.weight": 0,
     "gate_proj.bias": 0,
     "up_proj.weight": 0,
@@ -414,6 +447,11 @@ class ModelSpec:
         """The attention of each layer that has any; these layers have keys and values."""
         mixers = (layer.mixer for layer in self.layers)
         return tuple(mixer for mixer in mixers if isinstance(mixer, AttentionSpec))
+
+    @property
+    def kv_width(self) -> int:
+        """Numbers of a token's keys and values in all layers."""
+        return sum(attention.kv_shape.width for attention in self.attentions)
 
     @property
     def has_states(self) -> bool:

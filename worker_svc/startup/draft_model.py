@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kernels import fp8
+from worker_svc.attention.kv_cache import KVCache
 from worker_svc.config import UnsupportedOption, WorkerConfig
 from worker_svc.models import DUMMY, Decoder, load_model
 from worker_svc.models import config as model_config
@@ -28,6 +29,7 @@ class LoadedDraft:
         """The model with an empty cache of as many blocks as the runner's."""
         limits = runner.limits
         cache = self.decoder.new_cache(limits.num_blocks, limits.block_size)
+        assert isinstance(cache, KVCache)  # models with another kind are refused
         if self.decoder.fused is None or not runner.is_asynchronous:
             return DraftModel(self.decoder, cache, limits)
         from worker_svc.runner.cuda_draft_model import CudaDraftModel  # noqa: PLC0415 - needs Triton
@@ -72,6 +74,8 @@ def _check(folder: Path, shape: ModelSpec, target: ModelFacts) -> None:
             f"draft_model: {folder} has states of sequences, which do not go back to the last "
             "token accepted"
         )
+    if shape.attention.latent is not None:
+        raise UnsupportedOption(f"draft_model: {folder} has a cache of latents, which do not draft")
     if shape.vocab_size != target.vocab_size:
         raise UnsupportedOption(
             f"draft_model: {folder} has vocab_size {shape.vocab_size}, the model served "

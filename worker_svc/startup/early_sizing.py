@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 import torch
 
-from worker_svc.attention.kv_cache import block_bytes
 from worker_svc.config import GPU_MEMORY_UTILIZATION, WorkerConfig
 from worker_svc.models.sharding import Sharding
 from worker_svc.models.spec import ModelSpec
@@ -41,16 +40,7 @@ def bytes_of_a_block(
 ) -> int:
     """Bytes of a block on one rank; the blocks of all models have the same ids."""
     shards = [Sharding(model, 0, config.tensor_parallel_size).spec for model in models]
-    return sum(
-        block_bytes(
-            num_layers=len(shard.attentions),
-            block_size=config.block_size,
-            num_kv_heads=shard.attention.num_kv_heads,
-            head_dim=shard.attention.head_dim,
-            dtype=kv_dtype,
-        )
-        for shard in shards
-    )
+    return sum(config.block_size * shard.kv_width * kv_dtype.itemsize for shard in shards)
 
 
 def _most_blocks(

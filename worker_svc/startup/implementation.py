@@ -129,13 +129,15 @@ def _by_transformers(
 
 
 def check_states(config: WorkerConfig, shape: ModelSpec, kv_dtype: torch.dtype) -> None:
-    """Raises UnsupportedOption for an option that layers with states do not serve."""
-    if not shape.has_states:
+    """Raises UnsupportedOption for an option that layers with states, or latents, do not serve."""
+    has_latents = shape.attention.latent is not None
+    if not shape.has_states and not has_latents:
         return
     if config.draft_model is not None:
+        reason = "whose states do not go back to the last token accepted"
         raise UnsupportedOption(
-            f"draft_model: is not served for {shape.architecture}, whose states do not go back to "
-            "the last token accepted"
+            f"draft_model: is not served for {shape.architecture}, "
+            f"{'whose cache holds latents' if has_latents else reason}"
         )
     if fp8.is_fp8(kv_dtype):
         raise UnsupportedOption(

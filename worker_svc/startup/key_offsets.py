@@ -54,7 +54,7 @@ def measured(decoder: Decoder, num_tokens: int) -> Tensor:
     vocab_size = decoder.sharding.whole.vocab_size
     token_ids = torch.tensor(tokens(num_tokens, vocab_size), device=device)
     decoder.forward(token_ids, positions, cache, batch)
-    layers = [_keys(cache.layer(i)[0], num_tokens) for i in range(decoder.spec.num_layers)]
+    layers = [_keys(cache.of_layer(i).k, num_tokens) for i in range(decoder.spec.num_layers)]
     return torch.stack([between(keys) for keys in layers]).contiguous()
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from kernels import reference
 from kernels.attention_kind import AttentionKind
 from worker_svc.attention.batch import AttentionBatch, HeadLayout
-from worker_svc.attention.kv_cache import KVCache, block_bytes
+from worker_svc.attention.kv_cache import KVCache
 from worker_svc.attention.rope_tables import RopeTables
 from worker_svc.attention.torch_backend import AttentionStep
 from worker_svc.models.rope import RotaryConfig, cos_sin_table
@@ -131,9 +131,9 @@ def test_a_layer_rotates_by_its_own_table() -> None:
     assert not torch.allclose(found[0], found[1], atol=1e-2)
 
 
-def test_block_bytes_are_what_a_cache_takes() -> None:
+def test_a_cache_takes_the_bytes_of_its_keys_and_values() -> None:
     cache = KVCache(3, 5, 4, 2, 8, torch.bfloat16, CPU)
     total = sum(cache.rows(layer).nbytes for layer in range(3))
-    assert total == 5 * block_bytes(3, 4, 2, 8, torch.bfloat16)
+    assert total == 5 * (3 * 4 * 2 * 2 * 8 * 2)
     k, v = cache.layer(2)
     assert k.shape == v.shape == (5, 4, 2, 8)

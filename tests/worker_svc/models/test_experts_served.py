@@ -16,7 +16,9 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "mixtral": ("mixtral", {}),
     "qwen2_moe": ("qwen2_moe", {}),
     "dots1": ("dots1", {}),
+    "deepseek_v3": ("deepseek_v3", {}),
     "glm4_moe": ("glm4_moe", {}),
+    "glm4_moe_lite": ("glm4_moe_lite", {}),
     "gpt_oss": ("gpt_oss", {}),
     "minimax_m2": ("minimax_m2", {}),
     "qwen3_moe": ("qwen3_moe", {"norm_topk_prob": True}),  # the first layer has one MLP

@@ -9,10 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 from transformers import (
+    DeepseekV3Config,
+    DeepseekV3ForCausalLM,
     Dots1Config,
     Dots1ForCausalLM,
     Glm4MoeConfig,
     Glm4MoeForCausalLM,
+    Glm4MoeLiteConfig,
+    Glm4MoeLiteForCausalLM,
     GptOssConfig,
     GptOssForCausalLM,
     LlamaConfig,
@@ -95,6 +99,8 @@ MISTRAL: Family = (MistralConfig, MistralForCausalLM)
 QWEN2: Family = (Qwen2Config, Qwen2ForCausalLM)
 QWEN3: Family = (Qwen3Config, Qwen3ForCausalLM)
 DOTS1: Family = (Dots1Config, Dots1ForCausalLM)
+DEEPSEEK_V3: Family = (DeepseekV3Config, DeepseekV3ForCausalLM)
+GLM4_MOE_LITE: Family = (Glm4MoeLiteConfig, Glm4MoeLiteForCausalLM)
 GLM4_MOE: Family = (Glm4MoeConfig, Glm4MoeForCausalLM)
 MINIMAX_M2: Family = (MiniMaxM2Config, MiniMaxM2ForCausalLM)
 GPT_OSS: Family = (GptOssConfig, GptOssForCausalLM)
@@ -103,6 +109,18 @@ QWEN3_MOE: Family = (Qwen3MoeConfig, Qwen3MoeForCausalLM)
 MIXTRAL: Family = (MixtralConfig, MixtralForCausalLM)
 SMOLLM3: Family = (SmolLM3Config, SmolLM3ForCausalLM)
 EXPERTS = {"moe_intermediate_size": 40, "num_experts": 6, "num_experts_per_tok": 3}
+LATENTS = NO_IDS | {
+    "num_key_value_heads": 4,
+    "num_hidden_layers": 3,
+    "kv_lora_rank": 20,
+    "q_lora_rank": 28,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 12,
+    "v_head_dim": 10,
+    "moe_intermediate_size": 24,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+}
 CHECKPOINTS: dict[str, tuple[Family, dict[str, Any]]] = {
     "llama": (LLAMA, {"num_key_value_heads": 4}),
     "llama-tied": (LLAMA, {"num_key_value_heads": 2, "tie_word_embeddings": True}),
@@ -184,6 +202,19 @@ CHECKPOINTS: dict[str, tuple[Family, dict[str, Any]]] = {
         MIXTRAL,
         {"num_key_value_heads": 2, "num_local_experts": 4, "num_experts_per_tok": 2},
     ),
+    "deepseek-v3": (  # YaRN, whose factor on scores counts; groups of experts
+        DEEPSEEK_V3,
+        LATENTS
+        | {"n_group": 4, "topk_group": 2, "first_k_dense_replace": 1}
+        | {"rope_parameters": YARN_SCALING | {"mscale": 0.7, "mscale_all_dim": 1.3}},
+    ),
+    "deepseek-v3-biases": (  # no experts, queries of hidden states, pairs half a head apart
+        DEEPSEEK_V3,
+        LATENTS
+        | {"n_group": 1, "topk_group": 1, "first_k_dense_replace": 3, "q_lora_rank": None}
+        | {"attention_bias": True, "rope_interleave": False},
+    ),
+    "glm4-moe-lite": (GLM4_MOE_LITE, LATENTS | {"n_shared_experts": 2, "v_head_dim": 30}),
     "glm4-moe": (  # 6 of 12 dimensions turn; groups of experts
         GLM4_MOE,
         NO_IDS
@@ -332,7 +363,9 @@ def test_logits_of_a_whole_prompt_are_those_of_transformers(
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 16, 17])
-@pytest.mark.parametrize("name", ["llama3", "mistral", "qwen2", "qwen3", "qwen3-moe", "smollm3"])
+@pytest.mark.parametrize(
+    "name", ["deepseek-v3", "llama3", "mistral", "qwen2", "qwen3", "qwen3-moe", "smollm3"]
+)
 def test_chunked_prefill_gives_the_same_logits(
     checkpoint: Callable[[str, str], Loaded], name: str, chunk: int
 ) -> None:
@@ -349,8 +382,11 @@ def test_chunked_prefill_gives_the_same_logits(
 @pytest.mark.parametrize(
     "name",
     [
+        "deepseek-v3",
+        "deepseek-v3-biases",
         "dots1",
         "glm4-moe",
+        "glm4-moe-lite",
         "llama-biases",
         "llama-yarn",
         "minimax-m2",
@@ -394,7 +430,7 @@ def test_a_sharded_checkpoint_is_the_same_model(
     assert_same(Steps(ours, [prompt]).run({0: PROMPT_LEN})[0], expected_logits(theirs, prompt))
 
 
-@pytest.mark.parametrize("name", ["llama-tied", "qwen3", "qwen3-moe"])
+@pytest.mark.parametrize("name", ["deepseek-v3-biases", "llama-tied", "qwen3", "qwen3-moe"])
 def test_bfloat16_stays_close_to_float32(tmp_path: Path, name: str) -> None:
     theirs = save(tmp_path, name)
     ours = load_model(tmp_path, torch.bfloat16, torch.device("cpu"), MAX_MODEL_LEN)

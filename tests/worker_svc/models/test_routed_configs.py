@@ -1,4 +1,4 @@
-"""What the configurations of GLM-4.5 and MiniMax-M2 say, and what is refused of them by name."""
+"""What configurations of families with sigmoid routers say, and what is refused by name."""
 
 import json
 import re
@@ -11,9 +11,15 @@ from transformers import DeepseekV3Config
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3TopkRouter
 
 from kernels import reference
+from worker_svc.config import UnsupportedOption, WorkerConfig
 from worker_svc.models import config as model_config
 from worker_svc.models.rope import RotaryConfig
-from worker_svc.models.spec import ModelSpec, MoeSpec, RouterSpec, UnsupportedModel
+from worker_svc.models.sharding import Sharding
+from worker_svc.models.spec import LatentSpec, ModelSpec, MoeSpec, RouterSpec, UnsupportedModel
+from worker_svc.startup import draft_model
+from worker_svc.startup.description import facts_of
+from worker_svc.startup.early_sizing import bytes_of_a_block
+from worker_svc.startup.implementation import check_states
 
 # As published: GLM-4.5-Air.
 GLM: dict[str, Any] = {
@@ -108,6 +114,106 @@ MINIMAX: dict[str, Any] = {
     "use_routing_bias": True,
     "vocab_size": 200064,
 }
+# As published: DeepSeek-V3, without its quantization.
+DEEPSEEK: dict[str, Any] = {
+    "architectures": ["DeepseekV3ForCausalLM"],
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "auto_map": {
+        "AutoConfig": "configuration_deepseek.DeepseekV3Config",
+        "AutoModel": "modeling_deepseek.DeepseekV3Model",
+        "AutoModelForCausalLM": "modeling_deepseek.DeepseekV3ForCausalLM",
+    },
+    "aux_loss_alpha": 0.001,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "ep_size": 1,
+    "first_k_dense_replace": 3,
+    "hidden_act": "silu",
+    "hidden_size": 7168,
+    "initializer_range": 0.02,
+    "intermediate_size": 18432,
+    "kv_lora_rank": 512,
+    "max_position_embeddings": 163840,
+    "model_type": "deepseek_v3",
+    "moe_intermediate_size": 2048,
+    "moe_layer_freq": 1,
+    "n_group": 8,
+    "n_routed_experts": 256,
+    "n_shared_experts": 1,
+    "norm_topk_prob": True,
+    "num_attention_heads": 128,
+    "num_experts_per_tok": 8,
+    "num_hidden_layers": 61,
+    "num_key_value_heads": 128,
+    "num_nextn_predict_layers": 1,
+    "pretraining_tp": 1,
+    "q_lora_rank": 1536,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "rms_norm_eps": 1e-06,
+    "rope_scaling": {
+        "beta_fast": 32,
+        "beta_slow": 1,
+        "factor": 40,
+        "mscale": 1.0,
+        "mscale_all_dim": 1.0,
+        "original_max_position_embeddings": 4096,
+        "type": "yarn",
+    },
+    "rope_theta": 10000,
+    "routed_scaling_factor": 2.5,
+    "scoring_func": "sigmoid",
+    "seq_aux": True,
+    "tie_word_embeddings": False,
+    "topk_group": 4,
+    "topk_method": "noaux_tc",
+    "torch_dtype": "bfloat16",
+    "transformers_version": "4.33.1",
+    "use_cache": True,
+    "v_head_dim": 128,
+    "vocab_size": 129280,
+}
+# As published: GLM-4.7-Flash.
+FLASH: dict[str, Any] = {
+    "architectures": ["Glm4MoeLiteForCausalLM"],
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "dtype": "bfloat16",
+    "eos_token_id": [154820, 154827, 154829],
+    "first_k_dense_replace": 1,
+    "hidden_act": "silu",
+    "hidden_size": 2048,
+    "intermediate_size": 10240,
+    "kv_lora_rank": 512,
+    "max_position_embeddings": 202752,
+    "model_type": "glm4_moe_lite",
+    "moe_intermediate_size": 1536,
+    "n_group": 1,
+    "n_routed_experts": 64,
+    "n_shared_experts": 1,
+    "norm_topk_prob": True,
+    "num_attention_heads": 20,
+    "num_experts_per_tok": 4,
+    "num_hidden_layers": 47,
+    "num_key_value_heads": 20,
+    "num_nextn_predict_layers": 1,
+    "pad_token_id": 154820,
+    "partial_rotary_factor": 1.0,
+    "q_lora_rank": 768,
+    "qk_nope_head_dim": 192,
+    "qk_rope_head_dim": 64,
+    "rms_norm_eps": 1e-05,
+    "rope_scaling": None,
+    "rope_theta": 1000000,
+    "routed_scaling_factor": 1.8,
+    "tie_word_embeddings": False,
+    "topk_group": 1,
+    "topk_method": "noaux_tc",
+    "transformers_version": "5.0.0rc0",
+    "v_head_dim": 256,
+    "vocab_size": 154880,
+}
 
 
 def load(tmp_path: Path, raw: dict[str, Any], **changes: Any) -> ModelSpec:
@@ -148,6 +254,43 @@ def test_minimax_is_read(tmp_path: Path) -> None:
     )
 
 
+def test_latents_are_read_and_all_that_the_cache_holds(tmp_path: Path) -> None:
+    spec = load(tmp_path, DEEPSEEK)
+    assert feed_of(spec).router == RouterSpec(
+        256, 8, renormalizes=True, is_sigmoid=True, has_bias=True, scale=2.5, num_groups=8,
+        kept_groups=4,
+    )  # fmt: skip
+    assert [isinstance(layer.feed, MoeSpec) for layer in spec.layers[2:4]] == [False, True]
+    latent = LatentSpec(512, 64, 128, 128, 1536, is_interleaved=True)
+    assert (spec.attention.latent, spec.max_model_len) == (latent, 163840)
+    # YaRN's factor on scores, 0.1 ln 40 + 1, twice.
+    assert spec.attentions[0].scale == pytest.approx(192**-0.5 * 1.3688879**2)
+    expanded = 128 * (128 + 64 + 128)  # keys and values of all heads
+    assert spec.kv_width == 61 * 576
+    assert 71 < 61 * expanded / spec.kv_width < 72
+    ranks = Sharding(spec, 3, 8).spec
+    assert (ranks.attention.num_heads, ranks.kv_width) == (16, spec.kv_width)
+    assert (
+        bytes_of_a_block(WorkerConfig(block_size=16), [spec], torch.bfloat16) == 16 * 2 * 61 * 576
+    )
+    flash = load(tmp_path, FLASH)
+    assert flash.attention.latent == LatentSpec(512, 64, 192, 256, 768, is_interleaved=True)
+    assert flash.attentions[0].scale == 256**-0.5
+    assert re.fullmatch(flash.other_parts, "model.layers.47.enorm.weight")
+
+
+def test_what_latents_do_not_serve_is_refused_by_name(tmp_path: Path) -> None:
+    spec = load(tmp_path, FLASH)
+    with pytest.raises(UnsupportedOption, match=r"draft_model: .* holds latents"):
+        check_states(WorkerConfig(draft_model="other"), spec, torch.bfloat16)
+    with pytest.raises(UnsupportedOption, match="kv_cache_dtype: FP8"):
+        check_states(WorkerConfig(), spec, torch.float8_e4m3fn)
+    check_states(WorkerConfig(), spec, torch.bfloat16)
+    facts = facts_of(spec, tmp_path, "", torch.bfloat16, 64)
+    with pytest.raises(UnsupportedOption, match=r"draft_model: .* has a cache of latents"):
+        draft_model._check(tmp_path, spec, facts)
+
+
 @pytest.mark.parametrize(
     ("raw", "changes", "named"),
     [
@@ -158,6 +301,17 @@ def test_minimax_is_read(tmp_path: Path) -> None:
         (GLM, {"num_nextn_predict_layers": -1}, "num_nextn_predict_layers: -1"),
         (GLM, {"first_k_dense_replace": "one"}, "first_k_dense_replace: 'one'"),
         (GLM, {"partial_rotary_factor": 0.008}, "partial_rotary_factor: 1 dim"),
+        (DEEPSEEK, {"topk_method": "greedy"}, "topk_method: 'greedy'"),
+        (DEEPSEEK, {"scoring_func": "softmax"}, "scoring_func: 'softmax'"),
+        (DEEPSEEK, {"moe_layer_freq": 2}, "moe_layer_freq: 2"),
+        (DEEPSEEK, {"num_key_value_heads": 8}, "num_key_value_heads: 8"),
+        (DEEPSEEK, {"head_dim": 192}, "head_dim: 192"),
+        (DEEPSEEK, {"qk_rope_head_dim": 63}, "qk_rope_head_dim: 63"),
+        (DEEPSEEK, {"quantization_config": MINIMAX["quantization_config"]}, "quantization: "),
+        (DEEPSEEK, {"index_topk": 2048}, "index_topk: this key"),
+        (FLASH, {"mlp_layer_types": ["sparse"] * 46 + ["dense"]}, "mlp_layer_types: only"),
+        (FLASH, {"mlp_layer_types": ["dense"] * 47}, "first_k_dense_replace: differs"),
+        (FLASH, {"partial_rotary_factor": 0.5}, r"partial_rotary_factor: 0\.5"),
         (MINIMAX, {"attn_type_list": [1] * 61 + [0]}, "attn_type_list: only 1"),
         (MINIMAX, {"use_qk_norm": False}, "use_qk_norm: False"),
         (MINIMAX, {"qk_norm_type": "per_head"}, "qk_norm_type: 'per_head'"),
@@ -195,3 +349,20 @@ def test_groups_of_experts_are_those_of_transformers(groups: int, kept: int) -> 
     torch.testing.assert_close(found.gather(-1, order), weights.gather(-1, their_order))
     alone, _ = reference.choose_experts(logits, 5, True, is_sigmoid=True, scale=2.5)
     assert not torch.allclose(found, alone)
+
+
+def test_absorbed_products_are_those_of_expanded_keys_and_values() -> None:
+    torch.manual_seed(0)
+    weights = reference.LatentWeights(torch.randn(3, 5, 7), torch.randn(3, 4, 7))
+    q, turned, latents, key = (
+        torch.randn(*size) for size in ((6, 3, 5), (6, 3, 2), (9, 7), (9, 2))
+    )
+    queries = reference.latent_queries(q, turned, weights)
+    found = torch.einsum("thd,kd->thk", queries, torch.cat((latents, key), dim=-1))
+    keys = torch.einsum("hnr,kr->hkn", weights.keys, latents)
+    expected = torch.einsum("thn,hkn->thk", q, keys) + torch.einsum("thp,kp->thk", turned, key)
+    torch.testing.assert_close(found, expected)
+    shares = found.softmax(-1)
+    values = torch.einsum("hvr,kr->hkv", weights.values, latents)
+    outputs = reference.latent_outputs(torch.einsum("thk,kr->thr", shares, latents), weights)
+    torch.testing.assert_close(outputs, torch.einsum("thk,hkv->thv", shares, values))

@@ -15,7 +15,6 @@ from safetensors.torch import load_file, save_file
 from tests.worker_svc.conftest import WORKER_CONFIG, Greedy, make_prompt
 from tests.worker_svc.parallel.test_tensor_parallel import on_ranks
 from tests.worker_svc.runner.test_runner import POISON, Driver, column, sequence
-from worker_svc.attention.kv_cache import block_bytes
 from worker_svc.config import WorkerConfig
 from worker_svc.parallel.group import ALONE, Group
 from worker_svc.protocol.step import NewSequence, StepMoves
@@ -83,8 +82,6 @@ def test_the_cache_takes_a_byte_for_a_number(
     kind = torch.float8_e4m3fn if config.kv_cache_dtype == "fp8_e4m3" else torch.float8_e5m2
     assert cache.dtype == kind
     assert cache.rows(0).nbytes == cache.rows(0).numel()
-    whole = block_bytes(2, 16, 2, 16, torch.bfloat16)
-    assert block_bytes(2, 16, 2, 16, kind) * 2 == whole
     # Rounding shows in a model as random as this: the mode is on.
     prompts = [make_prompt(30, seed=seed) for seed in range(12)]
     assert any(calm(driver, prompt) != greedy(prompt, NUM_TOKENS) for prompt in prompts)

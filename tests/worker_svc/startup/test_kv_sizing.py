@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from worker_svc.attention.kv_cache import block_bytes
 from worker_svc.protocol.kv_groups import LayerGroup
 from worker_svc.protocol.step import Limits
 from worker_svc.startup import kv_sizing
@@ -22,7 +21,7 @@ def test_blocks_on_cuda_match_the_golden_numbers() -> None:
 @pytest.mark.parametrize("kind", [torch.float8_e4m3fn, torch.float8_e5m2])
 def test_a_cache_in_fp8_has_twice_the_blocks(kind: torch.dtype) -> None:
     memory = CudaMemory(total=80 * GIB, used=10 * GIB, peak=40 * GIB, current=5 * GIB)
-    wide, narrow = (block_bytes(28, 16, 8, 128, dtype) for dtype in (torch.bfloat16, kind))
+    wide, narrow = (28 * 16 * 8 * 2 * 128 * dtype.itemsize for dtype in (torch.bfloat16, kind))
     num_wide = kv_sizing.num_blocks_on_cuda(memory, 0.9, wide)
     assert num_wide > 10_000
     assert kv_sizing.num_blocks_on_cuda(memory, 0.9, narrow) - 2 * num_wide in (0, 1)

@@ -46,13 +46,15 @@ BLOCKS_EACH = 14  # of the longest sequence, with its tokens
 WITHOUT_PLAN = {"opt", "gpt_oss", "lfm2", "qwen3_vl"}
 UNDIVIDED = {"granite_hybrid"}  # by layers of ours
 PLANNED = [name for name in NAMES if name not in WITHOUT_PLAN]
+NATIVE_EXPERTS = ("deepseek_v3", "glm4_moe", "glm4_moe_lite", "minimax_m2")
 # With 4 ranks and 2 KV heads two ranks have the same ones.
 CASES = [
     *((name, 2, "transformers") for name in PLANNED),
     *((name, 4, "transformers") for name in ("mistral", "gemma4", "mixtral")),
     *((name, 2, "native") for name in NATIVE_HYBRIDS if name not in UNDIVIDED),
     ("granite", 2, "native"),
-    *((name, 2, "native") for name in ("glm4_moe", "minimax_m2")),
+    *((name, 2, "native") for name in NATIVE_EXPERTS),
+    ("deepseek_v3", 4, "native"),
     ("minimax_m2", 4, "native"),
 ]
 GREEDY = RowSampling()
