@@ -10,10 +10,10 @@ import uvloop
 
 from gateway.chat.answer import NoUseForParser
 from gateway.chat.formats import BadPlugin
-from gateway.config import parse_args
-from gateway.processes.supervisor import supervise
-from gateway.sampling_defaults import BadGenerationConfig
-from gateway.server import serve
+from gateway.process.config import parse_args
+from gateway.process.server import serve
+from gateway.process.supervisor import supervise
+from gateway.request.sampling_defaults import BadGenerationConfig
 from gateway.tokens.text_contents import CannotRename
 from gateway.tokens.tokenizer import Tokenizer, TokenizerFolderError
 from pagewire.gguf.header import BadGguf

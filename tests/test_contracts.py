@@ -15,19 +15,19 @@ NAMES = [contract["name"] for contract in SETTINGS["contracts"]]
 # By contract: a file, and a module that it must not import.
 PLANTS = {
     "Services never import each other; the contracts and the kernels sit below": (
-        "gateway/errors.py",
+        "gateway/errors/request_errors.py",
         "scheduler_svc.config",
     ),
     "The simulator drives the scheduler, and no other service": (
         "simulator/simulate.py",
-        "gateway.errors",
+        "gateway.errors.request_errors",
     ),
     "Only the worker touches kernels": ("scheduler_svc/engine.py", "kernels.pdl"),
     "The scheduler core does no IO and reads no clock": (
         "scheduler_svc/core/kv/slots.py",
         "time",
     ),
-    "Gateway, scheduler and SDK run without torch": ("gateway/limits.py", "torch"),
+    "Gateway, scheduler and SDK run without torch": ("gateway/errors/limits.py", "torch"),
     "The worker knows no text": ("worker_svc/config.py", "tokenizers"),
     "The rooms of the worker": ("worker_svc/models/layers.py", "worker_svc.runner.inputs"),
     "The rooms of the scheduler's core": (
@@ -35,7 +35,7 @@ PLANTS = {
         "scheduler_svc.core.step.plan",
     ),
     "The rooms of the scheduler's shell": ("scheduler_svc/convert.py", "scheduler_svc.group"),
-    "The rooms of the gateway": ("gateway/text/stops.py", "gateway.pipeline"),
+    "The rooms of the gateway": ("gateway/text/stops.py", "gateway.pipeline.pipeline"),
     "The rooms of the kernels": ("kernels/norm/rms_norm.py", "kernels.gemm.linear"),
     "The rooms of the simulator": ("simulator/workers/slots.py", "simulator.chaos.story"),
     "The SDK knows nothing of its command, and its messages nothing of channels": (

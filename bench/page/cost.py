@@ -27,8 +27,8 @@ from bench.harness.services import ROOT, commit, hardware
 from bench.scheduler_core import BLOCK_SIZE, make_scheduler
 from bench.scrape import cpu_s
 from default_model.folder import ensure
-from gateway.live.feed import INTERVAL_S
-from gateway.live.frames import RequestFacts, event, frame_body
+from gateway.page.feed import INTERVAL_S
+from gateway.page.frames import RequestFacts, event, frame_body
 from pagewire.cli.launcher.services import LOOPBACK, free_ports
 from pagewire.v1 import live_pb2, scheduler_pb2
 from scheduler_svc.core.estimate.step_time import StepTime

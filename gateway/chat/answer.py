@@ -25,8 +25,8 @@ from gateway.chat.reasoning_format import CLOSE, OPEN, ReasoningFormat
 from gateway.chat.source import Parser, Source, Steps
 from gateway.chat.template import ChatTemplate
 from gateway.chat.tool_format import ToolCallFormat, long_id
-from gateway.errors import unsupported
-from gateway.leniency import notices
+from gateway.errors import notices
+from gateway.errors.request_errors import unsupported
 from gateway.structure.calls import AnyStructure, CallsInAnswer, CallWriting
 from gateway.structure.tags import Asked, StructuralTags
 from gateway.structure.thinking import BUDGET, Thought, ThoughtFirst

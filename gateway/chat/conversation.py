@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from gateway import limits
-from gateway.errors import invalid
+from gateway.errors import limits
+from gateway.errors.request_errors import invalid
 from gateway.text.unicode import whole_characters
 
 

@@ -14,7 +14,7 @@ from gateway.chat.conversation import (
     ToolMode,
 )
 from gateway.chat.parts import CallArguments, CallStart, Content, Part, Reasoning, Reply
-from gateway.errors import invalid
+from gateway.errors.request_errors import invalid
 from pagewire.v1 import inference_pb2 as pb
 
 TOOL_MODE = {

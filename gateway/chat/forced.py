@@ -6,11 +6,11 @@ The answer of one required function is its arguments alone; of several it is a l
 from collections.abc import Callable
 from functools import partial
 
-from gateway import limits
 from gateway.chat.calls import Calls, read_list
 from gateway.chat.conversation import Conversation, Tool, ToolMode
 from gateway.chat.source import Source, Steps
 from gateway.chat.tool_format import ToolCallFormat
+from gateway.errors import limits
 from gateway.structure.structure import ANY_OBJECT, CallList, JsonSchema
 
 NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}

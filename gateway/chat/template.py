@@ -30,8 +30,8 @@ from gateway.chat.conversation import (
 )
 from gateway.chat.tool_prompt import in_plain_words
 from gateway.chat.turns import Arguments, TurnForm, forms, in_order, thinned
-from gateway.errors import ErrorKind, RequestError, unsupported
-from gateway.leniency import notices
+from gateway.errors import notices
+from gateway.errors.request_errors import ErrorKind, RequestError, unsupported
 
 TEMPLATES = Path(__file__).parent / "templates"
 # Of models whose folders have none: programs make their prompts.

@@ -6,8 +6,8 @@ from typing import cast
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gateway.metrics.meter import RequestMetrics
-from gateway.request_ids import PREFIX, REQUEST_ID, current_id, new_id, plain_or_none
+from gateway.callers.request_ids import PREFIX, REQUEST_ID, current_id, new_id, plain_or_none
+from gateway.observe.meter import RequestMetrics
 from wire.logs.request import about
 
 

@@ -6,11 +6,11 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from gateway.callers.body_budget import BodyBudget, BodyShare
 from gateway.edge.clients import client_at
 from gateway.edge.edge_limits import EdgeLimits
 from gateway.edge.json_count import JsonCount
-from gateway.errors import ErrorKind, RequestError
-from gateway.tokens.body_budget import BodyBudget, BodyShare
+from gateway.errors.request_errors import ErrorKind, RequestError
 
 
 def body_budget(edge: EdgeLimits) -> BodyBudget:

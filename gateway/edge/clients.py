@@ -8,8 +8,8 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from gateway.auth import CLIENT
-from gateway.errors import ErrorKind, RequestError
+from gateway.callers.auth import CLIENT
+from gateway.errors.request_errors import ErrorKind, RequestError
 from wire.identity.access import CALLER
 
 

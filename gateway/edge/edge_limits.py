@@ -5,10 +5,10 @@ import math
 from dataclasses import dataclass, fields
 from typing import Any
 
-from gateway import limits
-from gateway.structure.budgets import DEFAULT_LIMITS as DEFAULT_GRAMMAR_LIMITS
-from gateway.structure.budgets import GrammarLimits
-from gateway.tokens.turns import DEFAULT_LIMITS, MIB, TextLimits
+from gateway.callers.grammar_budgets import DEFAULT_LIMITS as DEFAULT_GRAMMAR_LIMITS
+from gateway.callers.grammar_budgets import GrammarLimits
+from gateway.callers.text_turns import DEFAULT_LIMITS, MIB, TextLimits
+from gateway.errors import limits
 
 MAY_BE_ZERO = frozenset({"max_connection_age_s", "sse_keep_alive_interval"})
 WIDEST = 4  # bytes in memory of each byte of a body, where a character of its texts is wide

@@ -9,8 +9,8 @@ from typing import Any
 
 from fastapi.responses import JSONResponse
 
-from gateway.errors import OVERLOADED_STATUS, ErrorKind, RequestError, error_body
-from gateway.request_ids import current_id
+from gateway.callers.request_ids import current_id
+from gateway.errors.request_errors import OVERLOADED_STATUS, ErrorKind, RequestError, error_body
 
 ANTHROPIC_PATH = "/v1/messages"
 COHERE_PATHS = ("/v2/", "/cohere/")

@@ -15,11 +15,11 @@ from typing import Any, cast
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from gateway.callers.request_ids import PREFIX, REQUEST_ID, new_id
 from gateway.edge import upgrades
 from gateway.edge.edge_limits import EdgeLimits
 from gateway.edge.lingering import LingeringTransport
-from gateway.errors import ErrorKind, RequestError, error_body
-from gateway.request_ids import PREFIX, REQUEST_ID, new_id
+from gateway.errors.request_errors import ErrorKind, RequestError, error_body
 
 BODY_BYTES_PER_S = 64 << 10  # a body that comes faster may take as long as it needs
 # After a refusal so many bytes are read and dropped, for so long, so that it can be read: a

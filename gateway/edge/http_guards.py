@@ -5,7 +5,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.edge.clients import OpenRequests
 from gateway.edge.error_answers import error_answer
-from gateway.errors import ErrorKind, RequestError
+from gateway.errors.request_errors import ErrorKind, RequestError
 
 IDENTITY = ("", "identity")
 

@@ -6,9 +6,9 @@ from typing import Any
 import grpc
 from google.protobuf.message import Message
 
+from gateway.callers.body_budget import BodyBudget
 from gateway.edge.clients import OpenRequests, client_at
 from gateway.grpc_api.statuses import METHOD, Context, RefusalsAsStatuses
-from gateway.tokens.body_budget import BodyBudget
 from wire.identity.roles import METHOD_ROLES, Role
 
 Handler = Any  # grpc.RpcMethodHandler or None; its class takes no parameters at run time

@@ -5,11 +5,11 @@ from typing import NoReturn
 
 import grpc
 
-from gateway import limits
-from gateway.errors import ErrorKind, RequestError, invalid, shown
-from gateway.generation import SamplingParams
+from gateway.errors import limits
+from gateway.errors.request_errors import ErrorKind, RequestError, invalid, shown
 from gateway.grpc_api.statuses import Context, RefusalsAsStatuses
-from gateway.pipeline import Pipeline
+from gateway.pipeline.pipeline import Pipeline
+from gateway.request.generation import SamplingParams
 from gateway.scheduler.progress import RequestProgress
 from pagewire.v1 import debug_pb2 as pb
 from pagewire.v1 import debug_pb2_grpc

@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
-from gateway.generation import OutputDelta
 from gateway.grpc_api.statuses import Context
+from gateway.request.generation import OutputDelta
 
 
 async def with_early_head(

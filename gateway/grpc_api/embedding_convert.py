@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 
-from gateway import limits
-from gateway.choices import total_usage
-from gateway.embeddings import PromptEmbedding
-from gateway.errors import invalid
-from gateway.generation import GenerationRequest, PromptPooling, Standing
+from gateway.errors import limits
+from gateway.errors.request_errors import invalid
+from gateway.request.choices import total_usage
+from gateway.request.embeddings import PromptEmbedding
+from gateway.request.generation import GenerationRequest, PromptPooling, Standing
 from gateway.scheduler.convert import POOLING_FROM_PROTO, prompt_from_proto, usage_to_proto
 from pagewire.v1 import embedding_pb2 as pb
 

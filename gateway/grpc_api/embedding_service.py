@@ -1,11 +1,11 @@
 """gRPC EmbeddingService: texts to vectors, for the SDK and grpcurl."""
 
-from gateway.fan_out import embed_all
+from gateway.callers.request_ids import new_id
 from gateway.grpc_api.embedding_convert import embeddings_from_proto, embeddings_to_proto
 from gateway.grpc_api.inference_service import given_id_of, standing_of
 from gateway.grpc_api.statuses import Context, RefusalsAsStatuses
-from gateway.pipeline import Pipeline
-from gateway.request_ids import new_id
+from gateway.outputs.fan_out import embed_all
+from gateway.pipeline.pipeline import Pipeline
 from pagewire.v1 import embedding_pb2 as pb
 from pagewire.v1 import embedding_pb2_grpc
 from wire.logs.request import about

@@ -11,18 +11,24 @@ from functools import partial
 from hashlib import sha256
 from typing import Any, TypeVar, cast
 
-from gateway import limits
-from gateway.auth import check_tenant, tenant_of_key
+from gateway.callers.auth import check_tenant, tenant_of_key
+from gateway.callers.request_ids import REQUEST_ID, RULE, is_plain, plain_or_none
 from gateway.chat.convert import conversation_from_proto
-from gateway.choices import expand, resume
-from gateway.errors import invalid
-from gateway.fan_out import complete_all, generate_all
-from gateway.generation import GenerationRequest, OutputDelta, Prompt, Standing, check_token_ids
+from gateway.errors import limits
+from gateway.errors.request_errors import invalid
 from gateway.grpc_api.early_head import with_early_head
 from gateway.grpc_api.recent_calls import CallKey, RecentCalls
 from gateway.grpc_api.statuses import Context, RefusalsAsStatuses
-from gateway.pipeline import INLINE_VALUES, Pipeline
-from gateway.request_ids import REQUEST_ID, RULE, is_plain, plain_or_none
+from gateway.outputs.fan_out import complete_all, generate_all
+from gateway.pipeline.pipeline import INLINE_VALUES, Pipeline
+from gateway.request.choices import expand, resume
+from gateway.request.generation import (
+    GenerationRequest,
+    OutputDelta,
+    Prompt,
+    Standing,
+    check_token_ids,
+)
 from gateway.scheduler.convert import (
     model_to_proto,
     num_choices_from_proto,

@@ -15,7 +15,7 @@ from functools import partial
 
 from google.protobuf.message import Message
 
-from gateway.errors import invalid
+from gateway.errors.request_errors import invalid
 
 KEPT_S = 120.0  # an answer, since it was complete
 GRACE_S = 5.0  # a call without a caller

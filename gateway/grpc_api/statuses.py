@@ -16,8 +16,8 @@ from google.rpc.error_details_pb2 import BadRequest, RetryInfo
 from google.rpc.status_pb2 import Status
 from grpc_status import rpc_status
 
-from gateway import refusals
-from gateway.errors import ErrorKind, RequestError
+from gateway.errors import refusals
+from gateway.errors.request_errors import ErrorKind, RequestError
 from pagewire.v1 import debug_pb2, embedding_pb2, inference_pb2, types_pb2
 
 Context = grpc.aio.ServicerContext[Any, Any]

@@ -10,15 +10,22 @@ from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import HTMLResponse, Response
 from starlette.exceptions import HTTPException
 
-from gateway import refusals
+from gateway.callers.body_budget import BodyBudget
+from gateway.callers.request_ids import REQUEST_ID, current_id
 from gateway.edge.answer_layers import AnswerNames, HeadAsGet, PathPrefix
 from gateway.edge.body_guard import BodyGuard, BodyRefused, body_budget
 from gateway.edge.clients import OpenRequests
 from gateway.edge.edge_limits import EdgeLimits
 from gateway.edge.error_answers import error_answer
 from gateway.edge.http_guards import ClientLimit, PlainBodies
-from gateway.errors import ErrorKind, RequestError, from_http_status, invalid, unavailable
-from gateway.generation import ServedModel
+from gateway.errors import refusals
+from gateway.errors.request_errors import (
+    ErrorKind,
+    RequestError,
+    from_http_status,
+    invalid,
+    unavailable,
+)
 from gateway.http import fields
 from gateway.http.anthropic.routes import add_message_routes
 from gateway.http.body_request import BodyRoute
@@ -38,16 +45,15 @@ from gateway.http.schema import ChatCompletionBody, CompletionBody
 from gateway.http.scoring.routes import add_scoring_routes
 from gateway.http.stored.routes import add_stored_routes
 from gateway.http.token_io.routes import add_token_io_routes
-from gateway.leniency.header import WARNING, WarningHeader
-from gateway.live.demo import DemoSwitch
-from gateway.live.feed import LiveFeed
-from gateway.live.routes import add_demo_route, add_live_route
+from gateway.http.warning_header import WARNING, WarningHeader
+from gateway.page.demo import DemoSwitch
+from gateway.page.feed import LiveFeed
+from gateway.page.live_routes import add_demo_route, add_live_route
 from gateway.page.routes import add_page_routes
-from gateway.pipeline import Pipeline
-from gateway.request_ids import REQUEST_ID, current_id
-from gateway.sampling_defaults import SamplingDefaults
+from gateway.pipeline.pipeline import Pipeline
+from gateway.request.generation import ServedModel
+from gateway.request.sampling_defaults import SamplingDefaults
 from gateway.scheduler.readiness import ReadinessWatch
-from gateway.tokens.body_budget import BodyBudget
 from gateway.tokens.tokenizer import Tokenizer
 from wire.identity.access import Access
 from wire.metrics.exposition import Scraped

@@ -11,10 +11,7 @@ from typing import Any, TypeVar
 from fastapi import Request
 from fastapi.responses import Response
 
-from gateway.choices import total_usage
-from gateway.errors import ErrorKind, RequestError
-from gateway.fan_out import complete_all, generate_all
-from gateway.generation import GenerationRequest
+from gateway.errors.request_errors import ErrorKind, RequestError
 from gateway.http.event_stream import OPENAI, EventStream, Waiting
 from gateway.http.events import (
     ChunkWriter,
@@ -26,7 +23,10 @@ from gateway.http.events import (
 from gateway.http.headers import request_id_of, standing_of
 from gateway.http.large_answers import answered, built
 from gateway.http.schema import ChatCompletionBody, CompletionBody
-from gateway.pipeline import INLINE_VALUES, Pipeline
+from gateway.outputs.fan_out import complete_all, generate_all
+from gateway.pipeline.pipeline import INLINE_VALUES, Pipeline
+from gateway.request.choices import total_usage
+from gateway.request.generation import GenerationRequest
 from gateway.scheduler.submitted import SUBMITTED, Submitted
 
 Result = TypeVar("Result")

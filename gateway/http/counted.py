@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic_core import PydanticCustomError, core_schema
 
-from gateway import limits
+from gateway.errors import limits
 
 MAX_FIELDS = 512  # of an object whose fields have names
 MAX_ALTERNATIVES = 128  # outputs of one prompt

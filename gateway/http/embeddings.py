@@ -9,17 +9,17 @@ from fastapi.responses import Response
 from pydantic import PlainValidator
 from pydantic import WithJsonSchema as JsonSchema
 
-from gateway import limits
-from gateway.embeddings import PromptEmbedding
-from gateway.errors import unsupported
-from gateway.fan_out import embed_all
-from gateway.generation import GenerationRequest, PrefixReuse, PromptPooling
+from gateway.errors import limits
+from gateway.errors.request_errors import unsupported
 from gateway.http import fields
 from gateway.http.completions import unless_disconnected
 from gateway.http.headers import request_id_of, standing_of
 from gateway.http.large_answers import answered, built
 from gateway.http.schema import PROMPT_SCHEMA, Body, parse_prompts, to_truncation
-from gateway.pipeline import Pipeline
+from gateway.outputs.fan_out import embed_all
+from gateway.pipeline.pipeline import Pipeline
+from gateway.request.embeddings import PromptEmbedding
+from gateway.request.generation import GenerationRequest, PrefixReuse, PromptPooling
 from wire.logprobs import FLOAT32
 
 

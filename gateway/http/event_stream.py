@@ -15,7 +15,7 @@ from typing import Self
 from fastapi.responses import StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
 
-from gateway.errors import ended_by
+from gateway.errors.request_errors import ended_by
 from gateway.http.events import DONE, error_event
 
 COMMENT = b": waiting\n\n"  # no event: clients skip the line

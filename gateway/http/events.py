@@ -12,9 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gateway.chat.parts import CallArguments, CallStart, Content, Part, Reasoning, Reply
-from gateway.choices import total_usage
-from gateway.errors import RequestError, error_body
-from gateway.generation import Finish, FinishReason, OutputDelta, Usage, WholeOutput
+from gateway.errors.request_errors import RequestError, error_body
 from gateway.http.logprobs import (
     as_id,
     as_text,
@@ -23,6 +21,8 @@ from gateway.http.logprobs import (
     echo_logprobs,
     prompt_logprobs,
 )
+from gateway.request.choices import total_usage
+from gateway.request.generation import Finish, FinishReason, OutputDelta, Usage, WholeOutput
 from gateway.text.logprobs import Candidate
 from gateway.text.prompt_outputs import PromptOutputs
 

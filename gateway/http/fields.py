@@ -12,8 +12,8 @@ from typing import Any
 
 from pydantic_core import PydanticCustomError
 
-from gateway.errors import ErrorKind, RequestError, invalid, unsupported
-from gateway.leniency import notices
+from gateway.errors import notices
+from gateway.errors.request_errors import ErrorKind, RequestError, invalid, unsupported
 
 Neutral = Mapping[str, tuple[Any, ...]]
 UNSUPPORTED_FIELD = "unsupported_field"  # type of the validation error; its context has the name

@@ -3,10 +3,10 @@
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from gateway.auth import authenticate
+from gateway.callers.auth import authenticate
 from gateway.edge.error_answers import error_answer
-from gateway.errors import ErrorKind, RequestError
-from gateway.live import routes as live
+from gateway.errors.request_errors import ErrorKind, RequestError
+from gateway.page import live_routes as live
 from gateway.page.routes import is_page_path
 from wire.identity.access import CALLER, Access
 from wire.identity.roles import Role

@@ -5,12 +5,11 @@ from collections.abc import Mapping
 from hashlib import sha256
 from typing import Protocol
 
-from gateway import limits
-from gateway.auth import check_tenant, tenant_of_key
-from gateway.errors import RequestError, invalid
-from gateway.generation import Standing
-from gateway.leniency import notices
-from gateway.request_ids import REQUEST_ID, RULE, is_plain, new_id, plain_or_none
+from gateway.callers.auth import check_tenant, tenant_of_key
+from gateway.callers.request_ids import REQUEST_ID, RULE, is_plain, new_id, plain_or_none
+from gateway.errors import limits, notices
+from gateway.errors.request_errors import RequestError, invalid
+from gateway.request.generation import Standing
 from wire.logs.request import about
 from wire.requests.numbers import LONGEST_TIMEOUT_S
 from wire.tracing.context import context_of

@@ -9,8 +9,8 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from gateway.errors import unsupported
-from gateway.leniency import notices
+from gateway.errors import notices
+from gateway.errors.request_errors import unsupported
 
 OPENAI = frozenset(
     {"web_search", "web_search_preview", "file_search", "code_interpreter", "image_generation"}

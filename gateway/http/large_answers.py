@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from fastapi.responses import JSONResponse, Response
 
-from gateway.pipeline import INLINE_VALUES, Pipeline
+from gateway.pipeline.pipeline import INLINE_VALUES, Pipeline
 
 INLINE_PARTS = 64
 PIECE_VALUES = 2000  # written at once: less than a millisecond

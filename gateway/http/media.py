@@ -7,7 +7,7 @@ processed: Claude Code the first sentence, Codex the second.
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from gateway.errors import unsupported
+from gateway.errors.request_errors import unsupported
 
 IMAGE = "could not process image: the model reads text only"
 FILE = "could not process pdf: the model reads text only"

@@ -16,9 +16,9 @@ from pydantic import (
 from pydantic import WithJsonSchema as JsonSchema
 from pydantic_core import CoreSchema
 
-from gateway import limits
 from gateway.chat.conversation import Message, Tool, ToolCall, ToolChoice, ToolMode, ToolPlaces
-from gateway.errors import invalid, unsupported
+from gateway.errors import limits
+from gateway.errors.request_errors import invalid, unsupported
 from gateway.http import counted, fields, media
 from gateway.http.hosted_tools import HostedTool, is_hosted, left_out, refuse_choice
 from gateway.text.unicode import to_json

@@ -6,7 +6,6 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, ValidationError
 
-from gateway import limits
 from gateway.chat.conversation import (
     Conversation,
     Message,
@@ -15,8 +14,8 @@ from gateway.chat.conversation import (
     ToolChoice,
     ToolMode,
 )
-from gateway.errors import invalid, unsupported
-from gateway.generation import GenerationRequest, SamplingParams, check_range
+from gateway.errors import limits
+from gateway.errors.request_errors import invalid, unsupported
 from gateway.http import fields, media
 from gateway.http.attribution import unattributed
 from gateway.http.messages import TEXT_KINDS, Strict, TextPart
@@ -39,6 +38,7 @@ from gateway.http.schema import (
     to_reuse,
 )
 from gateway.http.structured import FORMATS, StructuredOutputs, the_one_of
+from gateway.request.generation import GenerationRequest, SamplingParams, check_range
 from gateway.structure.structure import ANY_OBJECT, JsonSchema, Structure
 from gateway.structure.tags import Asked
 from wire.requests.numbers import UINT32_MAX

@@ -10,11 +10,10 @@ from typing import Any
 from fastapi import Request
 from fastapi.responses import JSONResponse, Response
 
-from gateway import limits
 from gateway.chat.conversation import ToolChoice
 from gateway.chat.parts import Part
-from gateway.errors import RequestError, ended_by, error_body, unsupported
-from gateway.generation import Finish, FinishReason, GenerationRequest, Usage, parts_of
+from gateway.errors import limits
+from gateway.errors.request_errors import RequestError, ended_by, error_body, unsupported
 from gateway.http.completions import streamed, unless_disconnected
 from gateway.http.event_stream import COMMENT, Waiting
 from gateway.http.events import encode_json
@@ -27,8 +26,9 @@ from gateway.http.stored.kept import Kept, kept_for, owner
 from gateway.http.stored.recent import RecentItems
 from gateway.http.stored.references import resolved
 from gateway.http.stored.store import ResponseStore
-from gateway.pipeline import Pipeline
-from gateway.sampling_defaults import SamplingDefaults
+from gateway.pipeline.pipeline import Pipeline
+from gateway.request.generation import Finish, FinishReason, GenerationRequest, Usage, parts_of
+from gateway.request.sampling_defaults import SamplingDefaults
 from wire.logs.request import about
 
 

@@ -8,18 +8,9 @@ from typing import Annotated, Any, ClassVar, Literal, Protocol
 from pydantic import BeforeValidator, PlainValidator, model_validator
 from pydantic import WithJsonSchema as JsonSchema
 
-from gateway import limits
 from gateway.chat.conversation import Conversation, Rendering, ToolChoice, ToolMode
-from gateway.errors import invalid
-from gateway.generation import (
-    MAX_LOGPROBS,
-    GenerationRequest,
-    PrefixReuse,
-    Prompt,
-    SamplingParams,
-    Truncation,
-    check_range,
-)
+from gateway.errors import limits
+from gateway.errors.request_errors import invalid
 from gateway.http import fields
 from gateway.http.attribution import unattributed
 from gateway.http.candidates.body import CandidateFields
@@ -31,6 +22,15 @@ from gateway.http.structured import (
     StructuredOutputs,
     the_one_of,
     with_whitespace,
+)
+from gateway.request.generation import (
+    MAX_LOGPROBS,
+    GenerationRequest,
+    PrefixReuse,
+    Prompt,
+    SamplingParams,
+    Truncation,
+    check_range,
 )
 from gateway.structure.tags import Asked
 from wire.requests.numbers import UINT32_MAX

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
-from gateway.errors import invalid, unsupported
+from gateway.errors.request_errors import invalid, unsupported
 from gateway.http import fields
 from gateway.http.messages import Strict
 from gateway.structure import json_schema, tags

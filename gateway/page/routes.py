@@ -3,7 +3,7 @@
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
 
-from gateway.errors import ErrorKind, RequestError
+from gateway.errors.request_errors import ErrorKind, RequestError
 from gateway.page.files import HEADERS, INDEX, PageFile, page_files
 
 PREFIX = "/page/"

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from gateway.beams.options import NEVER, BeamNames, BeamOptions, EarlyStopping
 from gateway.chat.convert import add_parts, add_reply
-from gateway.errors import RequestError, from_grpc_code, invalid
-from gateway.generation import (
+from gateway.errors.request_errors import RequestError, from_grpc_code, invalid
+from gateway.request.beam_options import NEVER, BeamNames, BeamOptions, EarlyStopping
+from gateway.request.generation import (
     Finish,
     FinishReason,
     GenerationRequest,

@@ -20,8 +20,8 @@ from typing import Any
 import grpc
 from google.protobuf.message import DecodeError
 
-from gateway.errors import ErrorKind, RequestError, poison, unavailable
-from gateway.generation import Finish
+from gateway.errors.request_errors import ErrorKind, RequestError, poison, unavailable
+from gateway.request.generation import Finish
 from gateway.scheduler.convert import (
     abort_to_proto,
     finished_from_proto,

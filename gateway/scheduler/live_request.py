@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from gateway.errors import RequestError
-from gateway.generation import Finish, PrefixReuse, PromptPooling, SamplingParams, Standing
+from gateway.errors.request_errors import RequestError
+from gateway.request.generation import Finish, PrefixReuse, PromptPooling, SamplingParams, Standing
 from gateway.text.logprobs import RawLogprobs
 from wire.deaths import MAX_DEATHS, MAX_DEATHS_IN_ALL, PeerLoss
 from wire.prompt_outputs import PromptOutput

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from gateway.generation import GenerationRequest
+from gateway.request.generation import GenerationRequest
 
 
 @dataclass(slots=True)

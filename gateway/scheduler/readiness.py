@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import grpc
 
-from gateway.errors import unavailable
-from gateway.generation import ServedModel
+from gateway.errors.request_errors import unavailable
+from gateway.request.generation import ServedModel
 from gateway.scheduler.convert import model_from_proto
 from gateway.scheduler.link import SchedulerLink
 from gateway.tokens.tokenizer import Tokenizer

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from gateway.errors import unsupported
+from gateway.errors.request_errors import unsupported
 from gateway.structure.structure import CallList, JsonSchema, Structure
 from gateway.structure.tags import Asked
 from gateway.structure.writing import named_grammar, pattern_of

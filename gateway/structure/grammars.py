@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from gateway.auth import CLIENT
-from gateway.errors import RequestError, invalid, unavailable, unsupported
-from gateway.lanes import Lane
+from gateway.callers.auth import CLIENT
+from gateway.callers.grammar_budgets import DEFAULT_LIMITS, GrammarLimits, SlowGrammars
+from gateway.callers.lanes import Lane
+from gateway.errors.request_errors import RequestError, invalid, unavailable, unsupported
 from gateway.structure import json_schema
-from gateway.structure.budgets import DEFAULT_LIMITS, GrammarLimits, SlowGrammars
 from gateway.structure.calls import AnyStructure, CallsInAnswer
 from gateway.structure.structure import ANY_OBJECT, CallList, JsonSchema
 from gateway.structure.tags import Asked, StructuralTags

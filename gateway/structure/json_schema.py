@@ -11,8 +11,8 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from gateway import limits
-from gateway.errors import ErrorKind, RequestError, invalid, unsupported
+from gateway.errors import limits
+from gateway.errors.request_errors import ErrorKind, RequestError, invalid, unsupported
 from gateway.structure import keywords
 from gateway.structure.exact.numbers import is_number, read_number
 from gateway.structure.keywords import is_vendor, join

@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from gateway.errors import unsupported
+from gateway.errors.request_errors import unsupported
 from gateway.structure.exact.numbers import is_number
 from gateway.structure.keywords import NOTES, is_vendor, join
 

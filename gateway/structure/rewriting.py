@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
-from gateway.errors import RequestError, invalid, unsupported
+from gateway.errors.request_errors import RequestError, invalid, unsupported
 from gateway.structure import keywords
 from gateway.structure.exact.numbers import BOUNDS, is_number
 from gateway.structure.keywords import join

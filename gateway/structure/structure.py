@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from llguidance import LLMatcher, regex_to_lark
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
-from gateway import limits
-from gateway.errors import ErrorKind, RequestError, invalid, unsupported
+from gateway.errors import limits
+from gateway.errors.request_errors import ErrorKind, RequestError, invalid, unsupported
 from gateway.structure import json_schema
 from gateway.structure.exact.grammar import exact_grammar, rounds, without_rounded
 from gateway.structure.rewriting import rewrite

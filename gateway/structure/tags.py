@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from gateway import limits
-from gateway.errors import invalid, unsupported
+from gateway.errors import limits
+from gateway.errors.request_errors import invalid, unsupported
 from gateway.structure.exact.numbers import read_number
 from gateway.structure.structure import ContextFree, JsonSchema, Regex, Structure
 from gateway.structure.writing import named_grammar, pattern_of

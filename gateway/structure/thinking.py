@@ -8,7 +8,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from gateway.errors import unsupported
+from gateway.errors.request_errors import unsupported
 from gateway.structure.calls import AnyStructure, CallsInAnswer
 from gateway.structure.writing import parts_of, pattern_of
 

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from gateway import limits
-from gateway.generation import SamplingParams
+from gateway.errors import limits
+from gateway.request.generation import SamplingParams
 from gateway.tokens.tokenizer import Tokenizer
 
 

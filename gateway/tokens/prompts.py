@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 from gateway.chat.breaks import mended
 from gateway.chat.conversation import Conversation
-from gateway.errors import invalid
-from gateway.generation import Prompt, ServedModel, Truncation, check_token_ids
+from gateway.errors.request_errors import invalid
+from gateway.request.generation import Prompt, ServedModel, Truncation, check_token_ids
 from gateway.tokens.tokenizer import Tokenizer, too_long
 
 MOST_TRUNCATED = 16  # times the model's limit: what is longer is refused before it is tokenized

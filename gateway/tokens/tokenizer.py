@@ -11,7 +11,7 @@ from typing import Any
 import jinja2
 import tokenizers
 
-from gateway import limits
+from gateway.callers.text_turns import DEFAULT_LIMITS, TextLimits, TextTurns
 from gateway.chat.breaks import is_broken
 from gateway.chat.conversation import Conversation
 from gateway.chat.template import (
@@ -20,7 +20,8 @@ from gateway.chat.template import (
     special_tokens,
     template_file,
 )
-from gateway.errors import ErrorKind, RequestError
+from gateway.errors import limits
+from gateway.errors.request_errors import ErrorKind, RequestError
 from gateway.text.detokenizer import (
     META_SPACE,
     ByteLevelDetokenizer,
@@ -29,7 +30,6 @@ from gateway.text.detokenizer import (
     WindowDetokenizer,
 )
 from gateway.tokens.text_contents import TextContents
-from gateway.tokens.turns import DEFAULT_LIMITS, TextLimits, TextTurns
 from pagewire.gguf.files import file_in, read_file
 from pagewire.ranks.byte_pairs import BadRanks
 

@@ -14,8 +14,8 @@ import pytest_asyncio
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from gateway.config import GatewayConfig
-from gateway.server import Gateway
+from gateway.process.config import GatewayConfig
+from gateway.process.server import Gateway
 from gateway.tokens.tokenizer import Tokenizer
 from pagewire.v1 import scheduler_pb2, scheduler_pb2_grpc, types_pb2
 from simulator.workers.prompt_outputs import PromptOutputRequest

@@ -2,9 +2,9 @@
 
 import pytest
 
-from gateway.choices import choice_seed, expand, total_usage
-from gateway.errors import RequestError
-from gateway.generation import GenerationRequest, SamplingParams, Usage
+from gateway.errors.request_errors import RequestError
+from gateway.request.choices import choice_seed, expand, total_usage
+from gateway.request.generation import GenerationRequest, SamplingParams, Usage
 
 
 def request(**sampling: float) -> GenerationRequest:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.config import parse_args
+from gateway.process.config import parse_args
 
 
 @pytest.mark.parametrize(

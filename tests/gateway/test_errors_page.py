@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from gateway.errors import WIRE
+from gateway.errors.request_errors import WIRE
 
 PAGE = Path(__file__).parents[2] / "docs" / "errors.md"
 

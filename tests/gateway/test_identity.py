@@ -12,7 +12,7 @@ import pytest
 import pytest_asyncio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from gateway.generation import Standing
+from gateway.request.generation import Standing
 from pagewire.cli.launcher.certificates import make_certificates
 from pagewire.v1 import (
     debug_pb2,

@@ -4,18 +4,18 @@ from collections.abc import Callable
 
 import pytest
 
-from gateway import limits
 from gateway.chat.conversation import Conversation, Message
-from gateway.choices import MAX_CHOICES, expand
-from gateway.errors import ErrorKind, RequestError
-from gateway.generation import (
+from gateway.errors import limits
+from gateway.errors.request_errors import ErrorKind, RequestError
+from gateway.http.anthropic.blocks import validated
+from gateway.http.schema import ChatCompletionBody, CompletionBody
+from gateway.request.choices import MAX_CHOICES, expand
+from gateway.request.generation import (
     MAX_LOGPROBS,
     GenerationRequest,
     SamplingParams,
     check_token_ids,
 )
-from gateway.http.anthropic.blocks import validated
-from gateway.http.schema import ChatCompletionBody, CompletionBody
 
 VOCAB_SIZE = 1000
 

@@ -5,11 +5,11 @@ from typing import Any
 
 import yaml
 
-from gateway import limits
-from gateway.config import GatewayConfig
+from gateway.callers.text_turns import MIB, NUM_SHORT_THREADS, SHORT_BYTES
 from gateway.edge.edge_limits import EdgeLimits
+from gateway.errors import limits
 from gateway.grpc_api.recent_calls import MAX_BYTES as MAX_RECENT_CALLS_BYTES
-from gateway.tokens.turns import MIB, NUM_SHORT_THREADS, SHORT_BYTES
+from gateway.process.config import GatewayConfig
 from scheduler_svc.config import make_parser
 from scheduler_svc.core.queue.intake import ROOM_OF_NEWCOMERS
 from wire.grammar_check.checks import MAX_AT_ONCE, MAX_FULL_AT_ONCE

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from default_model import folder as default_model
-from gateway.sampling_defaults import (
+from gateway.request.sampling_defaults import (
     NO_DEFAULTS,
     BadGenerationConfig,
     SamplingDefaults,

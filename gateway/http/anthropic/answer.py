@@ -6,9 +6,9 @@ from typing import Any
 from gateway.chat.conversation import object_of
 from gateway.chat.parts import CallArguments, CallStart, Content, Part, Reasoning
 from gateway.edge.error_answers import anthropic_body
-from gateway.errors import ErrorKind, RequestError
-from gateway.generation import Finish, FinishReason, Usage
+from gateway.errors.request_errors import ErrorKind, RequestError
 from gateway.http.events import encode_json
+from gateway.request.generation import Finish, FinishReason, Usage
 
 Event = dict[str, Any]
 # By the type of a block: the field that grows, and the type of its deltas.

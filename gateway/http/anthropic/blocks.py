@@ -6,9 +6,9 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ValidationError
 
-from gateway import limits
 from gateway.chat.conversation import INVALID_JSON, Message, ToolCall
-from gateway.errors import invalid
+from gateway.errors import limits
+from gateway.errors.request_errors import invalid
 from gateway.http import fields
 from gateway.http.anthropic import other_blocks
 from gateway.http.anthropic.tool_changes import ChangeBlock, ReferenceBlock

@@ -9,8 +9,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 
 from gateway.chat.conversation import Conversation, Rendering
-from gateway.errors import RequestError, invalid
-from gateway.generation import GenerationRequest, SamplingParams
+from gateway.errors.request_errors import RequestError, invalid
 from gateway.http import fields
 from gateway.http.anthropic.blocks import (
     Placed,
@@ -26,6 +25,7 @@ from gateway.http.anthropic.thinking import Thinker, ThinkingOptions
 from gateway.http.anthropic.tools import ChoiceBody, Tools, to_tools
 from gateway.http.messages import Strict
 from gateway.http.schema import Body
+from gateway.request.generation import GenerationRequest, SamplingParams
 from gateway.structure.structure import JsonSchema
 from gateway.structure.thinking import BUDGET
 

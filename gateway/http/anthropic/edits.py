@@ -11,8 +11,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator
 
-from gateway import limits
-from gateway.errors import invalid, unsupported
+from gateway.errors import limits
+from gateway.errors.request_errors import invalid, unsupported
 from gateway.http.anthropic.blocks import (
     AnyBlock,
     TextBlock,

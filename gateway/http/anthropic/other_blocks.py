@@ -7,9 +7,9 @@ served here. What is text in another wrapping is read as text.
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from gateway.errors import invalid, unsupported
+from gateway.errors import notices
+from gateway.errors.request_errors import invalid, unsupported
 from gateway.http import media
-from gateway.leniency import notices
 
 SEALED = "redacted_thinking"  # only its maker can read it
 RAN_ELSEWHERE = (

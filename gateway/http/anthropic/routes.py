@@ -9,8 +9,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 
 from gateway.chat.conversation import Conversation
-from gateway.errors import ended_by
-from gateway.generation import GenerationRequest, OutputDelta, ServedModel, parts_of
+from gateway.errors.request_errors import ended_by
 from gateway.http.anthropic.answer import MessageAnswer, failure, written
 from gateway.http.anthropic.blocks import Placed, Turn
 from gateway.http.anthropic.body import CountBody, MessagesBody, own_names
@@ -20,7 +19,8 @@ from gateway.http.anthropic.thinking import Thinker
 from gateway.http.completions import streamed, unless_disconnected
 from gateway.http.event_stream import Waiting
 from gateway.http.headers import request_id_of, standing_of
-from gateway.pipeline import Pipeline
+from gateway.pipeline.pipeline import Pipeline
+from gateway.request.generation import GenerationRequest, OutputDelta, ServedModel, parts_of
 from gateway.tokens.tokenizer import Tokenizer
 
 PING = b'event: ping\ndata: {"type": "ping"}\n\n'

@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Literal
 
 from gateway.chat.conversation import EFFORTS
 from gateway.chat.template import EFFORT, ChatTemplate
-from gateway.errors import invalid, unsupported
+from gateway.errors.request_errors import invalid, unsupported
 from gateway.http.messages import Strict
 
 

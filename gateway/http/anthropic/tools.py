@@ -5,9 +5,9 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, BeforeValidator, ValidationError
 
-from gateway import limits
 from gateway.chat.conversation import Tool, ToolChoice, ToolMode, ToolPlaces
-from gateway.errors import invalid, unsupported
+from gateway.errors import limits
+from gateway.errors.request_errors import invalid, unsupported
 from gateway.http import fields
 from gateway.http.hosted_tools import HostedTool, is_hosted, left_out
 from gateway.http.messages import Strict

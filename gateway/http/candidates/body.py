@@ -6,13 +6,13 @@ from typing import Annotated, Any
 from pydantic import PlainValidator
 from pydantic import WithJsonSchema as JsonSchema
 
-from gateway import limits
-from gateway.beams.options import NEVER, BeamNames, BeamOptions, EarlyStopping
-from gateway.choices import MAX_CHOICES, expand
-from gateway.errors import invalid, unsupported
-from gateway.generation import GenerationRequest
+from gateway.errors import limits
+from gateway.errors.request_errors import invalid, unsupported
 from gateway.http.messages import Strict
-from gateway.search.best_of import BestOf
+from gateway.outputs.best_of import BestOf
+from gateway.request.beam_options import NEVER, BeamNames, BeamOptions, EarlyStopping
+from gateway.request.choices import MAX_CHOICES, expand
+from gateway.request.generation import GenerationRequest
 
 
 def _parse_early_stopping(value: Any) -> EarlyStopping:

@@ -4,9 +4,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from gateway.chat.parts import CallArguments, CallStart, Content, Part, Reasoning
-from gateway.errors import ErrorKind, RequestError
-from gateway.generation import Finish, FinishReason, Usage
+from gateway.errors.request_errors import ErrorKind, RequestError
 from gateway.http.events import encode_json
+from gateway.request.generation import Finish, FinishReason, Usage
 from gateway.text.logprobs import OutputTokenLogprobs
 
 Event = dict[str, Any]

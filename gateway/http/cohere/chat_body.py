@@ -6,7 +6,6 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
 
-from gateway import limits
 from gateway.chat.conversation import (
     Conversation,
     Message,
@@ -15,12 +14,13 @@ from gateway.chat.conversation import (
     ToolChoice,
     ToolMode,
 )
-from gateway.errors import RequestError, invalid, unsupported
-from gateway.generation import GenerationRequest, SamplingParams
+from gateway.errors import limits
+from gateway.errors.request_errors import RequestError, invalid, unsupported
 from gateway.http import fields, media
 from gateway.http.anthropic.thinking import Thinker, ThinkingOptions
 from gateway.http.messages import Strict, ToolCallBody, Tools, to_tools
 from gateway.http.schema import RANDOM_SEED, Body
+from gateway.request.generation import GenerationRequest, SamplingParams
 from gateway.structure.structure import ANY_OBJECT, JsonSchema
 from gateway.text.unicode import to_json
 

@@ -5,12 +5,12 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator
 
-from gateway import limits
-from gateway.errors import invalid, unsupported
-from gateway.generation import GenerationRequest, PromptPooling, Truncation, check_range
+from gateway.errors import limits
+from gateway.errors.request_errors import invalid, unsupported
 from gateway.http import fields, media
 from gateway.http.messages import Strict
 from gateway.http.schema import Body
+from gateway.request.generation import GenerationRequest, PromptPooling, Truncation, check_range
 from wire.requests.numbers import UINT32_MAX
 
 EmbeddingType = Literal["float", "int8", "uint8", "binary", "ubinary", "base64"]

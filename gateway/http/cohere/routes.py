@@ -8,9 +8,7 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 
-from gateway.errors import ended_by
-from gateway.fan_out import embed_all
-from gateway.generation import GenerationRequest, parts_of
+from gateway.errors.request_errors import ended_by
 from gateway.http.anthropic.routes import NamedCaller
 from gateway.http.anthropic.thinking import Thinker
 from gateway.http.cohere.chat_answer import CohereAnswer, failure, written
@@ -21,7 +19,9 @@ from gateway.http.completions import streamed, unless_disconnected
 from gateway.http.embeddings import check_size
 from gateway.http.event_stream import COMMENT, Waiting
 from gateway.http.headers import request_id_of, standing_of
-from gateway.pipeline import Pipeline
+from gateway.outputs.fan_out import embed_all
+from gateway.pipeline.pipeline import Pipeline
+from gateway.request.generation import GenerationRequest, parts_of
 from gateway.tokens.tokenizer import Tokenizer
 
 PREFIX = "/cohere"

@@ -7,13 +7,13 @@ from typing import Any, ClassVar
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 
-from gateway.errors import invalid, unsupported
-from gateway.fan_out import embed_all
+from gateway.errors.request_errors import invalid, unsupported
 from gateway.http import fields
 from gateway.http.completions import unless_disconnected
 from gateway.http.embeddings import EmbeddingBody, check_size, written
 from gateway.http.headers import request_id_of, standing_of
-from gateway.pipeline import Pipeline
+from gateway.outputs.fan_out import embed_all
+from gateway.pipeline.pipeline import Pipeline
 
 WHOLE = "embed"  # the task of one vector for the whole prompt
 TASKS = ("token_embed", "classify", "token_classify", "plugin")

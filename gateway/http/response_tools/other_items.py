@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from gateway.leniency import notices
+from gateway.errors import notices
 
 Item = Mapping[str, Any]
 Items = list[dict[str, Any]]

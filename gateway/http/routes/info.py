@@ -5,7 +5,7 @@ from typing import Any
 from fastapi import FastAPI
 
 import pagewire
-from gateway.pipeline import Pipeline
+from gateway.pipeline.pipeline import Pipeline
 from gateway.tokens.tokenizer import Tokenizer
 
 

@@ -6,16 +6,16 @@ from typing import Any, ClassVar
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
 
-from gateway import limits
 from gateway.chat.conversation import Conversation
-from gateway.errors import invalid
-from gateway.generation import check_token_ids
+from gateway.errors import limits
+from gateway.errors.request_errors import invalid
 from gateway.http import fields
 from gateway.http.completions import unless_disconnected
 from gateway.http.large_answers import answered
 from gateway.http.messages import Messages, Tools, to_tools
 from gateway.http.schema import Body, rendering_of
-from gateway.pipeline import INLINE_VALUES, Pipeline
+from gateway.pipeline.pipeline import INLINE_VALUES, Pipeline
+from gateway.request.generation import check_token_ids
 from gateway.tokens.tokenizer import Tokenizer
 
 # With the values that ask for nothing, which a prompt may have, too.

@@ -4,8 +4,8 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import BeforeValidator
 
-from gateway import limits
-from gateway.errors import invalid
+from gateway.errors import limits
+from gateway.errors.request_errors import invalid
 from gateway.http import fields
 from gateway.http.messages import Strict
 from gateway.http.schema import Body, Texts

@@ -11,8 +11,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from gateway.chat.conversation import Conversation, Message, Rendering
-from gateway.errors import ErrorKind, RequestError
-from gateway.generation import GenerationRequest, PrefixReuse, SamplingParams, Standing, WholeOutput
+from gateway.errors.request_errors import ErrorKind, RequestError
+from gateway.request.generation import (
+    GenerationRequest,
+    PrefixReuse,
+    SamplingParams,
+    Standing,
+    WholeOutput,
+)
 
 YES, NO = "yes", "no"
 SYSTEM = (

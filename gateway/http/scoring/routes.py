@@ -8,9 +8,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 
 from gateway.chat.conversation import Rendering
-from gateway.errors import unsupported
-from gateway.fan_out import complete_all
-from gateway.generation import GenerationRequest
+from gateway.errors.request_errors import unsupported
 from gateway.http.completions import unless_disconnected
 from gateway.http.headers import request_id_of, standing_of
 from gateway.http.large_answers import built
@@ -26,7 +24,9 @@ from gateway.http.scoring.relevance import (
     relevance_of,
     requests_of,
 )
-from gateway.pipeline import Pipeline
+from gateway.outputs.fan_out import complete_all
+from gateway.pipeline.pipeline import Pipeline
+from gateway.request.generation import GenerationRequest
 from gateway.tokens.tokenizer import Tokenizer
 
 

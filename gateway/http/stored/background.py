@@ -10,8 +10,8 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import Any
 
-from gateway import limits
-from gateway.errors import ErrorKind, RequestError
+from gateway.errors import limits
+from gateway.errors.request_errors import ErrorKind, RequestError
 
 Events = AsyncGenerator[bytes, None]
 END_OF_EVENT = b"\n\n"

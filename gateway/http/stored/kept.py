@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gateway import limits
-from gateway.auth import CLIENT
-from gateway.errors import unsupported
+from gateway.callers.auth import CLIENT
+from gateway.errors import limits
+from gateway.errors.request_errors import unsupported
 from gateway.http.response_body import Item, ResponseBody, parse_items
 from gateway.http.stored.recent import RecentItems
 from gateway.http.stored.store import ResponseStore

@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from typing import Any
 
-from gateway import limits
+from gateway.errors import limits
 
 OVERHEAD_BYTES = 256  # of one item, besides its JSON
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from gateway.errors import unsupported
+from gateway.errors.request_errors import unsupported
 from gateway.http.response_body import Item, ItemReference, parse_items
 from gateway.http.stored.recent import RecentItems
 from gateway.http.stored.store import ResponseStore

@@ -7,7 +7,7 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 
-from gateway.errors import ErrorKind, RequestError, invalid, unsupported
+from gateway.errors.request_errors import ErrorKind, RequestError, invalid, unsupported
 from gateway.http.completions import streamed
 from gateway.http.stored.background import BackgroundResponse, BackgroundResponses
 from gateway.http.stored.kept import OFF, owner

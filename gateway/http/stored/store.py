@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gateway import limits
-from gateway.errors import ErrorKind, RequestError, invalid
+from gateway.errors import limits
+from gateway.errors.request_errors import ErrorKind, RequestError, invalid
 
 OVERHEAD_BYTES = 1024  # of one response, besides its JSON
 ITEM_BYTES = 256  # of the place of one item

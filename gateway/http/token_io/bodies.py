@@ -6,9 +6,8 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import model_validator
 
-from gateway import limits
-from gateway.errors import invalid, unsupported
-from gateway.generation import GenerationRequest
+from gateway.errors import limits
+from gateway.errors.request_errors import invalid, unsupported
 from gateway.http import fields
 from gateway.http.messages import Strict
 from gateway.http.schema import (
@@ -19,6 +18,7 @@ from gateway.http.schema import (
     StreamOptions,
     to_limit,
 )
+from gateway.request.generation import GenerationRequest
 
 TOKENS, TEXT = "tokens", "text"
 PLACE = "sampling_params"

@@ -7,10 +7,20 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from gateway import limits
 from gateway.chat.parts import reply_of
-from gateway.errors import invalid
-from gateway.generation import (
+from gateway.errors import limits
+from gateway.errors.request_errors import invalid
+from gateway.http.events import CHAT, COMPLETION, message_body, usage_body
+from gateway.http.logprobs import as_text
+from gateway.http.token_io.bodies import (
+    DerenderChatBody,
+    DerenderCompletionBody,
+    TokensAnswer,
+    TokensChoice,
+)
+from gateway.pipeline.output_reader import OutputReader
+from gateway.pipeline.pipeline import INLINE_VALUES, Pipeline
+from gateway.request.generation import (
     Finish,
     FinishReason,
     GenerationRequest,
@@ -22,16 +32,6 @@ from gateway.generation import (
     completion_of,
     parts_of,
 )
-from gateway.http.events import CHAT, COMPLETION, message_body, usage_body
-from gateway.http.logprobs import as_text
-from gateway.http.token_io.bodies import (
-    DerenderChatBody,
-    DerenderCompletionBody,
-    TokensAnswer,
-    TokensChoice,
-)
-from gateway.output_reader import OutputReader
-from gateway.pipeline import INLINE_VALUES, Pipeline
 from gateway.scheduler.live_request import TokenArrival
 from gateway.text.logprobs import Candidate
 from gateway.tokens.tokenizer import Tokenizer

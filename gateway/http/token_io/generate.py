@@ -8,16 +8,16 @@ from typing import Any
 from fastapi import Request
 from fastapi.responses import Response
 
-from gateway.choices import total_usage
-from gateway.fan_out import complete_all, generate_all
-from gateway.generation import GenerationRequest, OutputDelta, Usage, WholeOutput
 from gateway.http.completions import streamed, unless_disconnected
 from gateway.http.events import DONE, event, finish_fields, usage_body
 from gateway.http.headers import request_id_of, standing_of
 from gateway.http.large_answers import answered
 from gateway.http.logprobs import as_id, as_text, chat_logprobs, prompt_logprobs
 from gateway.http.token_io.bodies import TEXT, GenerateTokensBody
-from gateway.pipeline import Pipeline
+from gateway.outputs.fan_out import complete_all, generate_all
+from gateway.pipeline.pipeline import Pipeline
+from gateway.request.choices import total_usage
+from gateway.request.generation import GenerationRequest, OutputDelta, Usage, WholeOutput
 
 
 async def generate_tokens(

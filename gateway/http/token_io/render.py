@@ -5,10 +5,10 @@ from typing import Any
 
 from fastapi import Request
 
-from gateway.generation import GenerationRequest, SamplingParams
 from gateway.http.headers import request_id_of
 from gateway.http.schema import ChatCompletionBody, CompletionBody
-from gateway.pipeline import Pipeline
+from gateway.pipeline.pipeline import Pipeline
+from gateway.request.generation import GenerationRequest, SamplingParams
 
 # Of the sampling parameters, the names under which the generate step reads them.
 RENAMED = {"num_top_logprobs": "logprobs", "num_prompt_logprobs": "prompt_logprobs"}

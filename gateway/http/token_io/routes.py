@@ -15,7 +15,7 @@ from gateway.http.token_io.bodies import (
 from gateway.http.token_io.derender import Derenderer
 from gateway.http.token_io.generate import generate_tokens
 from gateway.http.token_io.render import rendered
-from gateway.pipeline import Pipeline
+from gateway.pipeline.pipeline import Pipeline
 from gateway.tokens.tokenizer import Tokenizer
 
 

@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from gateway.errors import RequestError, invalid, unsupported
+from gateway.errors.request_errors import RequestError, invalid, unsupported
 from gateway.structure import json_schema, keywords
 from gateway.structure.exact.documents import SchemaDocument
 from gateway.structure.exact.failures import NotWritten

@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from gateway.errors import unsupported
+from gateway.errors.request_errors import unsupported
 from gateway.structure.calls import ANY_TEXT, CallsInAnswer, Inner, without
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from gateway.errors import RequestError, unsupported
+from gateway.errors.request_errors import RequestError, unsupported
 from gateway.structure import json_schema
 from gateway.structure.calls import PLAIN_NAME, CallsInAnswer, Inner, without
 from gateway.structure.families.tagged_calls import check_object

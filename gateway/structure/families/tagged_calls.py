@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gateway.errors import RequestError, unsupported
+from gateway.errors.request_errors import RequestError, unsupported
 from gateway.structure import json_schema
 from gateway.structure.calls import ANY_TEXT, CallsInAnswer, Inner, without
 from gateway.structure.keywords import NOTES, is_vendor, join

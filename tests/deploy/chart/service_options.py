@@ -9,13 +9,13 @@ from enum import EnumType
 from pathlib import Path
 from typing import Any
 
-import gateway.config
+import gateway.process.config
 import scheduler_svc.config
 import worker_svc.config
 
 SCHEMA = Path(__file__).parents[3] / "deploy/k8s/chart/values.schema.json"
 PARSERS = {
-    "gateway": gateway.config.make_parser,
+    "gateway": gateway.process.config.make_parser,
     "scheduler": scheduler_svc.config.make_parser,
     "worker": worker_svc.config.make_parser,
 }

@@ -32,7 +32,7 @@ LIBRARIES = {
     "worker_svc": "worker_svc.serving.server",
     "tests.e2e.forks.ranks": "worker_svc.serving.server",
     "scheduler_svc": "scheduler_svc.engine",
-    "gateway": "gateway.server",
+    "gateway": "gateway.process.server",
     "pagewire": "pagewire.cli",
     "pagewire.hub": "pagewire.hub.names",
 }

@@ -6,7 +6,7 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.limits import MAX_PROMPTS
+from gateway.errors.limits import MAX_PROMPTS
 from tests.e2e.conftest import Product
 from tests.pace import patience
 

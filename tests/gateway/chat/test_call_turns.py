@@ -8,7 +8,7 @@ from gateway.chat.call_turns import call_forms, one_call_a_turn, with_short_ids
 from gateway.chat.conversation import Conversation, Message, ToolCall
 from gateway.chat.template import LONG_CHARACTERS, ChatTemplate
 from gateway.chat.turns import forms
-from gateway.errors import RequestError
+from gateway.errors.request_errors import RequestError
 
 USER = Message("user", "Hello")
 CALLS = tuple(ToolCall(f"toolu_{number}", "look", "{}") for number in range(3))

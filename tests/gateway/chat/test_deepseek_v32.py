@@ -10,7 +10,7 @@ from gateway.chat.answer import AUTO, choose
 from gateway.chat.conversation import Conversation, Message, Rendering, Tool, ToolCall
 from gateway.chat.families.deepseek import BAR
 from gateway.chat.template import OWN_TEMPLATES, ChatTemplate, template_file
-from gateway.errors import RequestError
+from gateway.errors.request_errors import RequestError
 from gateway.tokens.tokenizer import Tokenizer
 from pagewire.cli.launcher.options.up_options import add_options, passed_words
 from tests.gateway.chat.call_texts import DSML, dsml

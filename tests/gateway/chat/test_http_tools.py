@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from gateway.chat.parts import CallArguments, CallStart
-from gateway.generation import OutputDelta
 from gateway.http.events import CHAT, ChunkWriter
+from gateway.request.generation import OutputDelta
 from gateway.text.logprobs import Candidate, OutputTokenLogprobs
 from pagewire.v1 import types_pb2
 

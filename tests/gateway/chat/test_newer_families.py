@@ -14,7 +14,7 @@ from gateway.chat.conversation import Conversation, Message, Rendering, Tool, To
 from gateway.chat.parts import Reply, reply_of
 from gateway.chat.reasoning_format import ReasoningFormat
 from gateway.chat.template import ChatTemplate
-from gateway.errors import RequestError
+from gateway.errors.request_errors import RequestError
 from gateway.structure.structure import JsonSchema
 from gateway.structure.thinking import ThoughtFirst
 from tests.gateway.chat.call_texts import deepseek_v31, gemma4, quoted, token

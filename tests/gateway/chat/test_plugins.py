@@ -10,7 +10,7 @@ from gateway.chat.answer import AUTO, choose
 from gateway.chat.conversation import Conversation, Message, Tool
 from gateway.chat.parts import reply_of
 from gateway.chat.template import ChatTemplate
-from gateway.config import parse_args
+from gateway.process.config import parse_args
 
 MODULE = '''
 """Calls as CALL name {...}."""

@@ -19,7 +19,7 @@ from gateway.chat.conversation import (
 )
 from gateway.chat.formats import GLM, HERMES, LLAMA3_JSON, MISTRAL, REASONING
 from gateway.chat.template import ChatTemplate
-from gateway.errors import RequestError
+from gateway.errors.request_errors import RequestError
 from gateway.tokens.tokenizer import Tokenizer, TokenizerFolderError
 
 CALL = ToolCall("call_1", "get_weather", '{"city": "Köln", "days": [1, 2]}')

@@ -7,7 +7,7 @@ import pytest
 
 from gateway.chat.conversation import Conversation, Message, Rendering, Tool, ToolCall
 from gateway.chat.template import ChatTemplate
-from gateway.errors import RequestError
+from gateway.errors.request_errors import RequestError
 
 EACH = "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}"
 # One turn of the system, at the start, or none.

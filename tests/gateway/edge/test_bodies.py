@@ -9,10 +9,10 @@ from typing import Any
 import grpc
 import pytest
 
+from gateway.callers.body_budget import BodyBudget
+from gateway.callers.text_turns import MIB
 from gateway.edge.edge_limits import EdgeLimits
-from gateway.errors import RequestError
-from gateway.tokens.body_budget import BodyBudget
-from gateway.tokens.turns import MIB
+from gateway.errors.request_errors import RequestError
 from pagewire.v1 import inference_pb2, inference_pb2_grpc
 from tests.gateway.http_calls import connected, error_of
 from tests.pace import paced

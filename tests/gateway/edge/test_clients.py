@@ -11,7 +11,7 @@ import pytest
 
 from gateway.edge.clients import OpenRequests
 from gateway.edge.edge_limits import EdgeLimits
-from gateway.errors import RequestError
+from gateway.errors.request_errors import RequestError
 from pagewire.v1 import inference_pb2, inference_pb2_grpc
 from tests.gateway.http_calls import error_of
 from wire.identity.access import CALLER

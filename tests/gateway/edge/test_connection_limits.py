@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gateway.edge.edge_limits import EdgeLimits
-from gateway.server import _listen
+from gateway.process.server import _listen
 from tests.pace import paced, patience
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -122,7 +122,7 @@ async def test_a_client_that_does_not_read_its_stream_is_left_and_its_request_ab
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
         return listener
 
-    monkeypatch.setattr("gateway.server._listen", listen_with_small_buffers)
+    monkeypatch.setattr("gateway.process.server._listen", listen_with_small_buffers)
     running = await start(edge=EdgeLimits(write_timeout_s=SOON_S))
     running.scheduler.output = running.scheduler.output[:1] * 4000
     running.scheduler.hangs_after = 4000

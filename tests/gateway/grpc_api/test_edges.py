@@ -11,7 +11,7 @@ from pagewire.v1 import inference_pb2 as pb
 from pagewire.v1 import inference_pb2_grpc as stubs
 from tests.edges import edges_of, name_of, numbers_in, with_number
 from tests.gateway.conftest import Running
-from tests.gateway.search.random_model import RandomModel
+from tests.gateway.outputs.random_model import RandomModel
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

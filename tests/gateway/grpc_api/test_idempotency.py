@@ -7,7 +7,7 @@ import grpc
 import pytest
 from google.protobuf.message import Message
 
-from gateway.errors import ErrorKind, RequestError
+from gateway.errors.request_errors import ErrorKind, RequestError
 from gateway.grpc_api.recent_calls import KEPT_S, MAX_LEFT, CallKey, RecentCalls
 from pagewire.v1 import inference_pb2 as pb
 from pagewire.v1.inference_pb2_grpc import InferenceServiceStub

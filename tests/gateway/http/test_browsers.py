@@ -7,8 +7,8 @@ from typing import Any
 import grpc
 import pytest
 
-from gateway.config import parse_args
-from gateway.refusals import loggable
+from gateway.errors.refusals import loggable
+from gateway.process.config import parse_args
 from pagewire.v1 import inference_pb2 as pb
 from pagewire.v1 import inference_pb2_grpc, types_pb2
 from tests.gateway.http_calls import error_of
@@ -98,7 +98,7 @@ async def test_a_refused_request_is_logged_by_code_and_field_and_never_by_conten
 ) -> None:
     caplog.set_level(logging.INFO)
     assert (await running.http.post(route, json=body)).status_code >= 400
-    (record,) = [r for r in caplog.records if r.name == "gateway.refusals"]
+    (record,) = [r for r in caplog.records if r.name == "gateway.errors.refusals"]
     message = record.getMessage()
     assert message.startswith(f"refused POST {route}: ") and line in message
     assert "secret" not in caplog.text
@@ -111,7 +111,7 @@ async def test_a_field_that_a_caller_chose_is_a_star_in_the_log(
     caplog.set_level(logging.INFO)
     body = {"prompt": "my secret", "my secret": 7}
     assert (await running.http.post("/v1/completions", json=body)).status_code == 400
-    (record,) = [r for r in caplog.records if r.name == "gateway.refusals"]
+    (record,) = [r for r in caplog.records if r.name == "gateway.errors.refusals"]
     assert record.getMessage().endswith("parameter, field *")
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from gateway import limits
+from gateway.errors import limits
 from gateway.http import fields
 from tests.gateway.http_calls import error_of
 

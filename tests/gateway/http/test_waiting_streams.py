@@ -10,10 +10,10 @@ import httpx
 import pytest
 import pytest_asyncio
 
+from gateway.callers.text_turns import NUM_SHORT_THREADS
 from gateway.edge.edge_limits import EdgeLimits
 from gateway.http.anthropic.routes import PING
 from gateway.http.event_stream import COMMENT
-from gateway.tokens.turns import NUM_SHORT_THREADS
 from pagewire.v1 import inference_pb2, inference_pb2_grpc
 from tests.gateway.conftest import Running
 from tests.gateway.http_calls import error_of

@@ -14,7 +14,7 @@ import pytest
 from pydantic import ValidationError
 
 import gateway.http.app  # noqa: F401 - all bodies
-from gateway.errors import RequestError
+from gateway.errors.request_errors import RequestError
 from gateway.http.messages import Strict
 
 DOCUMENT = json.loads((Path(__file__).parents[3] / "docs" / "openapi.json").read_text())

@@ -7,8 +7,8 @@ from typing import Any
 import grpc
 import pytest
 
-from gateway.errors import ErrorKind, RequestError
-from gateway.generation import PrefixReuse, SamplingParams, Standing
+from gateway.errors.request_errors import ErrorKind, RequestError
+from gateway.request.generation import PrefixReuse, SamplingParams, Standing
 from gateway.scheduler.link import SchedulerLink
 from gateway.scheduler.live_request import LiveRequest, Submission
 from pagewire.v1 import scheduler_pb2, types_pb2

@@ -6,8 +6,8 @@ from typing import Any
 import grpc
 import pytest
 
-from gateway.errors import ErrorKind, RequestError
-from gateway.generation import PrefixReuse, SamplingParams, Standing
+from gateway.errors.request_errors import ErrorKind, RequestError
+from gateway.request.generation import PrefixReuse, SamplingParams, Standing
 from gateway.scheduler.link import SchedulerLink
 from gateway.scheduler.live_request import LiveRequest, Submission, TokenArrival
 from pagewire.v1 import inference_pb2 as pb

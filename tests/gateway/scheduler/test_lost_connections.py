@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from bench.harness.byte_relay import ByteRelay
-from gateway.generation import PrefixReuse, SamplingParams, Standing
+from gateway.process.server import LINK_OPTIONS
+from gateway.request.generation import PrefixReuse, SamplingParams, Standing
 from gateway.scheduler.convert import hello_to_proto, submit_to_proto
 from gateway.scheduler.link import SchedulerLink
 from gateway.scheduler.live_request import LiveRequest, Submission
-from gateway.server import LINK_OPTIONS
 from pagewire.v1 import scheduler_pb2, scheduler_pb2_grpc
 from scheduler_svc.core.estimate.step_time import StepTime
 from simulator.workers.slots import token_at

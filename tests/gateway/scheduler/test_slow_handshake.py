@@ -6,7 +6,7 @@ import contextlib
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from gateway.server import LINK_OPTIONS
+from gateway.process.server import LINK_OPTIONS
 from tests.pace import patience
 
 HANDSHAKE_S = 3.0  # longer than the longest pause between two attempts

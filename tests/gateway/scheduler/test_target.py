@@ -7,7 +7,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from gateway.config import GatewayConfig
+from gateway.process.config import GatewayConfig
 from gateway.scheduler.target import scheduler_target
 from tests.pace import patience
 from wire.health_port import ACTIVE

@@ -6,7 +6,7 @@ from collections.abc import Coroutine
 
 import pytest
 
-from gateway.generation import PrefixReuse, SamplingParams, Standing
+from gateway.request.generation import PrefixReuse, SamplingParams, Standing
 from gateway.scheduler.live_request import LiveRequest, Submission
 from gateway.scheduler.wakes import WAKES_PER_ROUND, WakePace, WakeQueue
 from simulator.chaos import virtual_time

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from gateway.chat.answer import choose
 from gateway.chat.template import ChatTemplate
-from gateway.generation import Finish, FinishReason, Usage, WholeOutput
 from gateway.http.scoring.relevance import relevance_of
+from gateway.request.generation import Finish, FinishReason, Usage, WholeOutput
 from gateway.text.logprobs import Candidate, OutputTokenLogprobs
 from gateway.tokens.tokenizer import Tokenizer
 from pagewire.v1 import types_pb2

@@ -10,7 +10,7 @@ import grpc
 import openai
 import pytest
 
-from gateway.errors import ErrorKind, RequestError
+from gateway.errors.request_errors import ErrorKind, RequestError
 from gateway.http.stored.background import BackgroundResponse, BackgroundResponses
 from tests.gateway.http_calls import error_of, post, refusal
 from tests.pace import patience

@@ -8,7 +8,7 @@ from typing import Any
 import openai
 import pytest
 
-from gateway.config import GatewayConfig
+from gateway.process.config import GatewayConfig
 from tests.gateway.http_calls import error_of, post, refusal
 from wire.identity.keys import new_key
 from wire.identity.options import IdentityOptions

@@ -24,7 +24,7 @@ from gateway.chat.answer import ChatFormat
 from gateway.chat.conversation import Conversation, Message, Tool
 from gateway.chat.families import deepseek, glm, harmony, kimi
 from gateway.chat.parts import Reply, reply_of
-from gateway.errors import RequestError
+from gateway.errors.request_errors import RequestError
 from gateway.structure.calls import AnyStructure
 from gateway.structure.structure import JsonSchema
 from tests.schemas import make_schema

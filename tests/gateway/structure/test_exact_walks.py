@@ -12,7 +12,7 @@ import pytest
 import tokenizers
 from jsonschema import validators
 
-from gateway.errors import ErrorKind, RequestError
+from gateway.errors.request_errors import ErrorKind, RequestError
 from gateway.structure.exact.numbers import Rounded, read_number
 from gateway.structure.structure import JsonSchema
 from tests.exact_schemas import Maker

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from gateway.auth import CLIENT
-from gateway.errors import ErrorKind, RequestError
-from gateway.structure.budgets import GrammarLimits
+from gateway.callers.auth import CLIENT
+from gateway.callers.grammar_budgets import GrammarLimits
+from gateway.errors.request_errors import ErrorKind, RequestError
 from gateway.structure.grammars import GrammarChecker
 from gateway.structure.structure import JsonSchema, Regex
 from tests import hostile_grammars as hostile

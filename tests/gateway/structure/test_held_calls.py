@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gateway.chat.conversation import Conversation, Message, Rendering, Tool
-from gateway.errors import RequestError
+from gateway.errors.request_errors import RequestError
 from gateway.structure.calls import CallsInAnswer
 from gateway.structure.structure import JsonSchema
 from tests.gateway.chat.call_texts import (

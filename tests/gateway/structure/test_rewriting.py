@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from default_model.folder import ensure
-from gateway.errors import RequestError
+from gateway.errors.request_errors import RequestError
 from gateway.structure import rewriting
 from gateway.structure.structure import JsonSchema
 from wire.grammar import BadGrammar, Vocabulary, new_matcher, read_vocabulary

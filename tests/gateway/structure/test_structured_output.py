@@ -9,8 +9,8 @@ import pytest
 from google.rpc.error_details_pb2 import BadRequest
 from google.rpc.status_pb2 import Status
 
-from gateway import limits
-from gateway.errors import ErrorKind, RequestError
+from gateway.errors import limits
+from gateway.errors.request_errors import ErrorKind, RequestError
 from pagewire.v1 import inference_pb2 as pb
 from pagewire.v1 import inference_pb2_grpc, types_pb2
 

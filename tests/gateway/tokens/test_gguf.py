@@ -7,8 +7,8 @@ import pytest
 
 from default_model.folder import ensure, ensure_file
 from gateway.chat.conversation import Conversation, Message
-from gateway.config import parse_args
-from gateway.sampling_defaults import SamplingDefaults, read_defaults
+from gateway.process.config import parse_args
+from gateway.request.sampling_defaults import SamplingDefaults, read_defaults
 from gateway.tokens.tokenizer import Tokenizer
 from pagewire.gguf.files import read_file
 from tests.gguf_files import GgufFile, gemma_vocabulary, sentencepiece_vocabulary, tiny_file

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.chat.conversation import Conversation, Message
-from gateway.config import parse_args
+from gateway.process.config import parse_args
 from gateway.tokens.tokenizer import Tokenizer, TokenizerFolderError
 from pagewire.gguf.files import read_file
 from pagewire.ranks import files

@@ -13,7 +13,7 @@ from tokenizers import decoders, models, normalizers
 from default_model import folder as default_model
 from gateway.chat.conversation import Conversation, Message, Tool, ToolCall
 from gateway.chat.template import ChatTemplate
-from gateway.config import parse_args
+from gateway.process.config import parse_args
 from gateway.tokens.prompts import tokenize
 from gateway.tokens.text_contents import CannotRename, TextContents
 from gateway.tokens.tokenizer import Tokenizer

@@ -10,7 +10,7 @@ import tokenizers
 import transformers
 
 from gateway.chat.conversation import Conversation, Message
-from gateway.errors import ErrorKind, RequestError
+from gateway.errors.request_errors import ErrorKind, RequestError
 from gateway.tokens.tokenizer import INLINE_BYTES, Tokenizer, TokenizerFolderError
 
 CHATML = Conversation(

@@ -11,11 +11,11 @@ import grpc
 import pytest
 import pytest_asyncio
 
-from gateway.auth import CLIENT
+from gateway.callers.auth import CLIENT
+from gateway.callers.text_turns import MIB, SHORT_BYTES, TextLimits, TextTurns
 from gateway.edge.edge_limits import EdgeLimits
-from gateway.errors import ErrorKind, RequestError
+from gateway.errors.request_errors import ErrorKind, RequestError
 from gateway.tokens.tokenizer import Tokenizer
-from gateway.tokens.turns import MIB, SHORT_BYTES, TextLimits, TextTurns
 from pagewire.v1 import embedding_pb2, embedding_pb2_grpc, inference_pb2, inference_pb2_grpc
 from tests.gateway.http_calls import error_of
 from tests.pace import patience

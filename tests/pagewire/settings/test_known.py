@@ -8,7 +8,7 @@ import os
 import re
 from pathlib import Path
 
-import gateway.config
+import gateway.process.config
 import scheduler_svc.config
 import worker_svc.config
 from pagewire.cli.launcher.options.up_options import PASSED, add_options, passed_words
@@ -25,7 +25,7 @@ def parsers() -> dict[str, argparse.ArgumentParser]:
         "up": up,
         "worker": worker_svc.config.make_parser(),
         "scheduler": scheduler_svc.config.make_parser(),
-        "gateway": gateway.config.make_parser(),
+        "gateway": gateway.process.config.make_parser(),
     }
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.config import make_parser
+from gateway.process.config import make_parser
 from pagewire.settings import config_file, environment, sources
 from pagewire.settings.config_file import BadConfigFile
 from pagewire.settings.sources import BadSetting

@@ -14,11 +14,11 @@ from pathlib import Path
 import grpc
 import pytest
 
-from gateway.generation import Finish, PrefixReuse, SamplingParams, Standing
+from gateway.process.server import LINK_OPTIONS
+from gateway.request.generation import Finish, PrefixReuse, SamplingParams, Standing
 from gateway.scheduler.link import SchedulerLink
 from gateway.scheduler.live_request import LiveRequest, Submission
 from gateway.scheduler.target import scheduler_target
-from gateway.server import LINK_OPTIONS
 from pagewire.v1 import scheduler_pb2, scheduler_pb2_grpc
 from scheduler_svc.core.estimate.step_time import StepTime
 from simulator.workers.fake_worker import FakeWorker, start

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-import gateway.config
+import gateway.process.config
 import scheduler_svc.config
 import worker_svc.config
 
@@ -18,7 +18,7 @@ def parse_gateway(words: list[str]) -> object:
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "tokenizer.json").touch()
         own = ["--model", folder, "--scheduler", "127.0.0.1:1"]
-        return gateway.config.parse_args([*own, *words])
+        return gateway.process.config.parse_args([*own, *words])
 
 
 SERVICES: dict[str, Parse] = {

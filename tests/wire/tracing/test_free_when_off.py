@@ -13,7 +13,7 @@ from wire.tracing.opener import open_tracer
 from wire.tracing.options import TracingOptions
 
 MODULES = {
-    "gateway": "gateway.__main__, gateway.server",
+    "gateway": "gateway.__main__, gateway.process.server",
     "scheduler": "scheduler_svc.__main__",
     "worker": "worker_svc.__main__, worker_svc.serving.server",
 }

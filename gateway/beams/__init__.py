@@ -1,1 +1,0 @@
-"""Beam search: several continuations of one prompt, of which the likeliest are kept."""

@@ -1,0 +1,1 @@
+"""Callers: who they are, what each of them may take, and whose turn it is."""

@@ -1,0 +1,1 @@
+"""Counts of this gateway's requests, and its part of their traces."""

@@ -1,0 +1,1 @@
+"""Outputs of one request: several at once, or chosen among more than are returned."""

@@ -1,1 +1,0 @@
-"""Several gateways on one pair of ports."""

@@ -1,1 +1,0 @@
-"""Outputs that are chosen among more than are returned: beam search, and the best of several."""

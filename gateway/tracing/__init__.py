@@ -1,1 +1,0 @@
-"""The gateway's part of a request's trace."""
