@@ -28,7 +28,6 @@ from tests.worker_svc.models.test_models import (
     make_prompts,
 )
 from tests.worker_svc.models.test_windows import (
-    BY_TRITON,
     FULL,
     LENGTHS,
     SLIDING,
@@ -36,6 +35,7 @@ from tests.worker_svc.models.test_windows import (
     Pair,
     greedy,
     in_chunks,
+    in_each_way,
     load,
     made_once,
 )
@@ -122,8 +122,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pair
     return made_once(tmp_path_factory, CHECKPOINTS, SHAPE | SIZES)
 
 
-@pytest.mark.parametrize("by", ["torch", "c", BY_TRITON])
-@pytest.mark.parametrize("name", CHECKPOINTS)
+@in_each_way(CHECKPOINTS, ("gemma2", "gemma3"))
 def test_logits_of_prompts_chunks_and_single_tokens(
     checkpoint: Callable[[str], Pair], name: str, by: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

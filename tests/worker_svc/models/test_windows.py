@@ -1,7 +1,6 @@
 """Layers with windows against transformers, around the window's length in every way."""
 
-import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -31,6 +30,7 @@ from tests.worker_svc.models.test_models import (
     make_prompts,
 )
 from tests.worker_svc.random_models import Family, save_random_model
+from tests.worker_svc.runner.interpreted import needs_interpreter
 from worker_svc.models import Decoder, compiled, linear, load_model
 
 WINDOW = 12  # within a block of 16, so that it begins and ends at other places than blocks
@@ -53,14 +53,18 @@ EXPERTS: dict[str, tuple[Family, dict[str, Any]]] = {
         QWEN | {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24},
     ),
 }
-BY_TRITON = pytest.param(
-    "triton",
-    marks=pytest.mark.skipif(
-        os.environ.get("TRITON_INTERPRET") != "1" or torch.cuda.is_available(),
-        reason="Triton does not interpret here",
-    ),
-)
 Pair = tuple[Path, PreTrainedModel]
+
+
+def in_each_way(names: Iterable[str], interpreted: Collection[str]) -> pytest.MarkDecorator:
+    """Each checkpoint by torch and by C, and some by Triton, whose interpreter is slow.
+
+    A window in all layers and a window in some launch every kernel; the other checkpoints differ in
+    how their configuration is read.
+    """
+    cases = [(name, by) for name in names for by in ("torch", "c")]
+    by_triton = [pytest.param(name, "triton", marks=needs_interpreter) for name in interpreted]
+    return pytest.mark.parametrize(("name", "by"), [*cases, *by_triton])
 
 
 @pytest.fixture(scope="module")
@@ -109,8 +113,7 @@ def in_chunks(model: Decoder, prompts: list[Tensor], chunks: list[list[int]]) ->
     return [torch.cat(own) for own in parts]
 
 
-@pytest.mark.parametrize("by", ["torch", "c", BY_TRITON])
-@pytest.mark.parametrize("name", CHECKPOINTS)
+@in_each_way(CHECKPOINTS, ("mistral", "qwen3-listed"))
 def test_prompts_around_a_windows_length_whole_and_then_token_by_token(
     checkpoint: Callable[[str], Pair], name: str, by: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -123,8 +126,7 @@ def test_prompts_around_a_windows_length_whole_and_then_token_by_token(
         assert_same(logits, expected_logits(theirs, prompt))
 
 
-@pytest.mark.parametrize("by", ["torch", "c", BY_TRITON])
-@pytest.mark.parametrize("name", CHECKPOINTS)
+@in_each_way(CHECKPOINTS, ("mistral", "qwen3-listed"))
 def test_chunks_that_end_around_a_windows_length(
     checkpoint: Callable[[str], Pair], name: str, by: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -106,6 +106,38 @@ def test_pages_that_slid_out_of_one_group_serve_another() -> None:
     assert given_back & set(full.blocks(sequence.slot)), "they serve the group without a window"
 
 
+@pytest.mark.parametrize("enable_prefix_caching", [True, False])
+def test_64_sequences_of_8k_hold_what_gemma_3s_windows_and_full_layers_need(
+    enable_prefix_caching: bool,
+) -> None:
+    """Gemma 3 4B: pages of 80 tokens of 5 full layers, or of 16 tokens of 29 with a window."""
+    length, last, budget, window = 8192, 96, 8192, 1024
+    full, windowed = -(-length // 80), -(-(window - 1) // 16) + 1
+    chunk = budget // 16  # pages of the step's own tokens, before the window moves past them
+    scheduler = scheduler_of(
+        KvGroup(80),
+        KvGroup(16, window=window),
+        blocks=64 * (full + windowed) + chunk,
+        max_num_seqs=64,
+        max_num_batched_tokens=budget,
+        max_model_len=length,
+        vocab_size=length,
+        enable_prefix_caching=enable_prefix_caching,
+    )
+    for number in range(64):
+        prompt = [1 + number, *range(2, length - last + 1)]
+        scheduler.add(make_request(str(number), prompt, max_tokens=last))
+    held = []
+    while scheduler.num_running or scheduler.num_waiting:
+        step(scheduler)
+        held.append(scheduler.view.num_blocks - scheduler.view.num_free_blocks)
+    check_invariants(scheduler)
+    assert scheduler.view.num_preemptions == 0
+    assert 64 * (full + windowed - 2) <= max(held) <= 64 * (full + windowed) + chunk
+    in_one_table = 64 * -(-length // 16) * (5 + 29) / 29  # pages of as many bytes
+    assert max(held) < 0.31 * in_one_table
+
+
 def test_all_groups_get_their_pages_or_a_sequence_waits() -> None:
     scheduler = scheduler_of(FULL, FULL, blocks=5)
     scheduler.add(make_request("a", 8, max_tokens=1))
