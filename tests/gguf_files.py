@@ -19,9 +19,15 @@ HIDDEN, HEADS, KV_HEADS, HEAD_DIM, INNER, LAYERS = 32, 4, 2, 8, 64, 2
 CONTROL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
 FLOATS = {"F32": np.float32, "F16": np.float16}
-# Where a block of a K type has its float16 scales, and how small these have to be.
+# Where a block of a type that cannot be quantized here has its float16 scales, and how small these
+# have to be.
 K_SCALES = {"Q4_K": ((0, 0.0006), (2, 0.0045)), "Q5_K": ((0, 0.0003), (2, 0.0046))}
-K_SCALES |= {"Q6_K": ((208, 0.00003),)}
+K_SCALES |= {
+    "Q6_K": ((208, 0.00003),),
+    "Q3_K": ((108, 0.0006),),
+    "Q2_K": ((80, 0.004), (82, 0.005)),
+}
+K_SCALES |= {"IQ4_NL": ((0, 0.0006),), "IQ4_XS": ((0, 0.00003),)}
 
 Values = np.ndarray
 
@@ -43,7 +49,7 @@ class Packed:
 
 
 def packed(values: Values, type_name: str) -> Packed:
-    """A tensor in this type; for a K type, random ones of the same shape and about this size."""
+    """A tensor in this type; for one of K_SCALES, random numbers of the same shape and size."""
     if type_name in FLOATS:
         return Packed(values.astype(FLOATS[type_name]), type_name)
     kind = GGMLQuantizationType[type_name]

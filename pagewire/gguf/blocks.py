@@ -1,7 +1,8 @@
 """Weights out of GGUF's blocks: integers, and a scale and an offset for each group of columns.
 
 Every integer type that is read is `scales * integers + offsets`, and in float32 these products and
-sums are exact or rounded once, so that the values are those of the format, bit for bit.
+sums are exact or rounded once, so that the values are those of the format; a zero may have another
+sign.
 """
 
 from collections.abc import Callable, Iterator
@@ -18,11 +19,13 @@ from pagewire.gguf.types import BF16, F16, F32, TENSOR_TYPES
 Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
 
-ONE, FOUR, LOW_HALF = np.uint8(1), np.uint8(4), np.uint8(15)
+ONE, THREE, FOUR, LOW_HALF = np.uint8(1), np.uint8(3), np.uint8(4), np.uint8(15)
 
 BY_NAME = {each.name: each for each in TENSOR_TYPES.values()}
-BITS = {"Q4_0": 4, "Q4_1": 4, "Q4_K": 4, "Q5_0": 8, "Q5_1": 8, "Q5_K": 8, "Q6_K": 8, "Q8_0": 8}
-GROUPS = {"Q6_K": 16}  # columns; all others have 32
+FOUR_BITS = ("Q2_K", "Q3_K", "Q4_0", "Q4_1", "Q4_K", "TQ2_0")
+EIGHT_BITS = ("IQ4_NL", "IQ4_XS", "MXFP4", "Q5_0", "Q5_1", "Q5_K", "Q6_K", "Q8_0")
+BITS = dict.fromkeys(FOUR_BITS, 4) | dict.fromkeys(EIGHT_BITS, 8)
+GROUPS = {"Q2_K": 16, "Q3_K": 16, "Q6_K": 16}  # columns; all others have 32
 ELEMENTS_AT_ONCE = 1 << 22  # that are widened together; a whole head would take gigabytes
 
 
@@ -197,10 +200,58 @@ def _q6_k(blocks: Bytes) -> Read:
     low = blocks[:, :128].reshape(-1, 2, 1, 64)  # of two halves of 128 elements
     high = blocks[:, 128:192].reshape(-1, 2, 1, 32)
     nibbles = (low >> np.array([[0], [4]], np.uint8)) & LOW_HALF  # [B, 2, 2, 64]
-    pairs = (high >> np.array([[0], [2], [4], [6]], np.uint8)) & np.uint8(3)  # [B, 2, 4, 32]
+    pairs = (high >> np.array([[0], [2], [4], [6]], np.uint8)) & THREE  # [B, 2, 4, 32]
     integers = nibbles.reshape(-1, 256) | (pairs.reshape(-1, 256) << FOUR)
     scales = _halves(blocks, 104, 1) * blocks[:, 192:208].view(np.int8)  # [B, 16]
     return integers, scales, scales * -32
+
+
+def _q2_k(blocks: Bytes) -> Read:
+    scales = (blocks[:, :16] & LOW_HALF) * _halves(blocks, 40, 1)
+    return _pairs(blocks[:, 16:80]), scales, (blocks[:, :16] >> FOUR) * -_halves(blocks, 41, 1)
+
+
+def _q3_k(blocks: Bytes) -> Read:
+    # Bit s of byte l belongs to element l of the s-th 32; set, it stands for 4.
+    bits = (blocks[:, None, :32] >> np.arange(8, dtype=np.uint8)[:, None]) & ONE  # [B, 8, 32]
+    integers = _pairs(blocks[:, 32:96]) | (bits.reshape(-1, 256) << np.uint8(2))
+    low, high = blocks[:, 96:104], blocks[:, None, 104:108]
+    nibbles = np.concatenate((low & LOW_HALF, low >> FOUR), axis=1)  # [B, 16]
+    pairs = (high >> np.array([[0], [2], [4], [6]], np.uint8)) & THREE  # [B, 4, 4]
+    numbers = (nibbles | (pairs.reshape(-1, 16) << FOUR)).astype(np.float32) - 32
+    scales = numbers * _halves(blocks, 54, 1)
+    return integers, scales, scales * -4
+
+
+def _tq2_0(blocks: Bytes) -> Read:
+    scales = _halves(blocks, 32, 1).repeat(8, axis=1)
+    return _pairs(blocks[:, :64]), scales, -scales
+
+
+# Of the types whose 4 bits choose among 16 numbers: these, moved above 0.
+IQ4_MOVED, FP4_MOVED = 127, 12
+IQ4 = np.array([0, 23, 44, 62, 78, 92, 105, 117, 128, 140, 152, 165, 180, 196, 216, 240], np.uint8)
+FP4 = np.array([12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0], np.uint8)  # of halves
+
+
+def _iq4_nl(blocks: Bytes) -> Read:
+    scales = _halves(blocks, 0, 1)
+    return IQ4[_nibbles(blocks[:, 2:])], scales, scales * -IQ4_MOVED
+
+
+def _iq4_xs(blocks: Bytes) -> Read:
+    eight = np.arange(8)
+    high = np.ascontiguousarray(blocks[:, 2:4]).view("<u2") >> (2 * eight).astype(np.uint16)
+    low = (blocks[:, 4 + eight // 2] >> (4 * (eight % 2)).astype(np.uint8)) & LOW_HALF  # [B, 8]
+    numbers = (low | (high & np.uint16(3)) << np.uint16(4)).astype(np.float32) - 32
+    scales = numbers * _halves(blocks, 0, 1)
+    codes = _nibbles(blocks[:, 8:].reshape(-1, 16)).reshape(-1, 256)
+    return IQ4[codes], scales, scales * -IQ4_MOVED
+
+
+def _mxfp4(blocks: Bytes) -> Read:
+    scales = np.ldexp(np.float32(1), blocks[:, :1].astype(np.int32) - 128).astype(np.float32)
+    return FP4[_nibbles(blocks[:, 1:])], scales, scales * -FP4_MOVED
 
 
 def _halves(blocks: Bytes, begin: int, count: int) -> Floats:
@@ -224,6 +275,12 @@ def _eighths(stored: Bytes) -> Bytes:
     return _nibbles(stored.reshape(-1, 32)).reshape(-1, 256)
 
 
+def _pairs(stored: Bytes) -> Bytes:
+    """Bytes [B, 64] -> integers [B, 256]: of each 32 bytes bits 0 and 1, then bits 2 and 3, ..."""
+    halves = stored.reshape(-1, 2, 1, 32) >> np.array([[0], [2], [4], [6]], np.uint8)
+    return (halves & THREE).reshape(-1, 256)
+
+
 def _k_scales(blocks: Bytes) -> tuple[Floats, Floats]:
     """Scales and offsets [B, 8] of Q4_K and Q5_K: 6 bits each, in 12 bytes."""
     first, second, mixed = blocks[:, 4:8], blocks[:, 8:12], blocks[:, 12:16]
@@ -241,4 +298,10 @@ READERS: dict[str, Callable[[Bytes], Read]] = {
     "Q4_K": _q4_k,
     "Q5_K": _q5_k,
     "Q6_K": _q6_k,
+    "Q2_K": _q2_k,
+    "Q3_K": _q3_k,
+    "TQ2_0": _tq2_0,
+    "IQ4_NL": _iq4_nl,
+    "IQ4_XS": _iq4_xs,
+    "MXFP4": _mxfp4,
 }

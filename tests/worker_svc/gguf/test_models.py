@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from kernels.quantized.grouped import GroupedWeight
+from pagewire.gguf.blocks import BITS
 from pagewire.gguf.types import TENSOR_TYPES
 from tests.gguf_files import GgufFile, Packed
 from tests.worker_svc.gguf.conftest import as_gguf, dequantized, save
@@ -65,7 +66,7 @@ def test_a_file_of_each_type_computes_what_its_dequantized_twin_does(
     tokens, logits = greedy(ours, prompt)
     expected_tokens, expected = greedy(theirs, prompt)
     assert tokens == expected_tokens
-    if kind.startswith("Q"):  # multiplied as integers, with sums in another order
+    if kind in BITS:  # multiplied as integers, with sums in another order
         torch.testing.assert_close(logits, expected, rtol=1e-3, atol=1e-3)
     else:
         assert torch.equal(logits, expected)
@@ -164,7 +165,7 @@ class Recorded:
         self.found = values
 
 
-@pytest.mark.parametrize("kind", [each for each in TYPES if each.startswith("Q")])
+@pytest.mark.parametrize("kind", list(BITS))
 def test_integers_stay_integers_where_they_are_taken(
     kind: str, llama: PreTrainedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -179,7 +180,7 @@ def test_integers_stay_integers_where_they_are_taken(
     for name, destination in recorded.items():
         if isinstance(destination, Recorded):
             assert destination.found is not None
-            assert destination.found.bits == (4 if kind.startswith("Q4") else 8)
+            assert destination.found.bits == BITS[kind]
             assert torch.equal(destination.found.dequantized(), expected[name]), name
         else:
             assert torch.equal(destination, expected[name]), name
