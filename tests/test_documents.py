@@ -9,7 +9,7 @@ import pytest
 
 from tests.test_repository import ROOT, files, relative
 
-MAX_README_LINES = 150
+MAX_README_LINES = 160
 MAX_STEPS, MAX_STEP_LINES = 12, 5
 FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 CODE = re.compile(r"`((?:[^`\n]|\n(?!\n))+)`")  # may go on in the next line
