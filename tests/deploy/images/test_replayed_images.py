@@ -234,7 +234,7 @@ def test_an_image_holds_the_package_and_nothing_of_the_checkout_else(
 ) -> None:
     root = images[name].root
     (packages,) = root.glob(PACKAGES)
-    assert (packages / "pagewire" / "_services" / "gateway" / "server.py").is_file()
+    assert (packages / "pagewire" / "_services" / "gateway" / "process" / "server.py").is_file()
     assert not (root / "src").exists() and not (root / "dist").exists()
     assert (root / "licenses" / "pagewire").read_text() == (ROOT / "LICENSE").read_text()
     unlicensed = [

@@ -4,6 +4,7 @@ import asyncio
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -215,8 +216,8 @@ def plant(monkeypatch: pytest.MonkeyPatch, step_id: int, row: int) -> Callable[[
         attend(self, *inputs)
         if now[0] == step_id and not calls:
             calls.append(step_id)
-            attended, _offsets = inputs[-2:]
-            attended[row].mul_(-7)
+            named = signature(attend).bind(self, *inputs)
+            named.arguments["out"][row].mul_(-7)
 
     monkeypatch.setattr(ModelRunner, "launch", launch)
     monkeypatch.setattr(Library, "attend", attend_wrongly)
