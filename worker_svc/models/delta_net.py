@@ -6,7 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.delta import reference
+from kernels.recurrent import delta_rule
+from worker_svc.models.convolution import Convolution
 from worker_svc.models.interleaved import Interleaved
 from worker_svc.models.layers import Destinations, parts, whole
 from worker_svc.models.linear import Linear
@@ -28,7 +29,7 @@ class DeltaNet:
         self._in = Linear.empty(hidden, channels + inner, bias=False, dtype=dtype, device=device)
         self._steps = Linear.empty(hidden, 2 * heads, bias=False, dtype=dtype, device=device)
         self._out = Linear.empty(inner, hidden, bias=False, dtype=dtype, device=device)
-        self._conv = torch.empty((channels, 1, spec.width), dtype=dtype, device=device)
+        self._conv = Convolution(channels, spec.width, bias=False, dtype=dtype, device=device)
         self._norm = torch.empty(spec.value_dim, dtype=dtype, device=device)
         # Computed in float32, whatever type the checkpoint has.
         self._decay_log, self._step_bias = (
@@ -45,7 +46,7 @@ class DeltaNet:
             yield from parts(prefix, in_sizes, self._in)
             heads = spec.num_value_heads
             yield from parts(prefix, {"in_proj_b": heads, "in_proj_a": heads}, self._steps)
-        yield f"{prefix}.conv1d.weight", self._conv
+        yield from self._conv.destinations(f"{prefix}.conv1d")
         yield f"{prefix}.A_log", self._decay_log
         yield f"{prefix}.dt_bias", self._step_bias
         yield f"{prefix}.norm.weight", self._norm
@@ -73,7 +74,7 @@ class DeltaNet:
         """Once, when all weights are filled; for activations of this type."""
         for linear in (self._in, self._steps, self._out):
             linear.pack()
-        self._conv = self._conv.to(dtype)
+        self._conv.pack(dtype)
         self._rates = -self._decay_log.exp()  # [V]
 
     def __call__(self, hidden: Tensor, step: StateStep, layer: int) -> Tensor:
@@ -82,7 +83,7 @@ class DeltaNet:
         b, a = self._steps(hidden).float().chunk(2, dim=-1)  # [T, V] each
         decay_log = self._rates * F.softplus(a + self._step_bias)
         mixed = step.run(layer, self._mix, (channels, decay_log, b.sigmoid()))  # [T, V, dv]
-        gated = reference.gated_rms_norm(mixed, gate.view(mixed.shape), self._norm, self._eps)
+        gated = delta_rule.gated_rms_norm(mixed, gate.view(mixed.shape), self._norm, self._eps)
         return self._out(gated.flatten(1))
 
     def _mix(
@@ -91,9 +92,9 @@ class DeltaNet:
         """Channels [B, N, C] and steps [B, N, V] -> outputs of heads [B, N, V, dv]."""
         channels, decay_log, beta = inputs
         spec = self._spec
-        mixed, conv = reference.causal_conv(channels, before[CONV], self._conv.squeeze(1))
+        mixed, conv = self._conv(channels, before[CONV])
         q, k, v = torch.split(F.silu(mixed), list(spec.sections), dim=-1)
-        out, recurrent = reference.gated_delta_rule(
+        out, recurrent = delta_rule.gated_delta_rule(
             q.view(*q.shape[:2], spec.num_key_heads, spec.key_dim),
             k.view(*k.shape[:2], spec.num_key_heads, spec.key_dim),
             v.view(*v.shape[:2], spec.num_value_heads, spec.value_dim),

@@ -4,9 +4,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.delta.reference import causal_conv
-from kernels.mamba import reference
-from kernels.mamba.reference import HeadParameters
+from kernels.recurrent import selective_scan
+from kernels.recurrent.selective_scan import HeadParameters
+from worker_svc.models.convolution import Convolution
 from worker_svc.models.layers import Destinations, whole
 from worker_svc.models.linear import Linear
 from worker_svc.models.spec import CONV, RECURRENT, Mamba2Spec
@@ -25,10 +25,9 @@ class Mamba2:
             hidden, inner + channels + heads, bias=spec.bias, dtype=dtype, device=device
         )
         self._out = Linear.empty(inner, hidden, bias=spec.bias, dtype=dtype, device=device)
-        self._conv = torch.empty((channels, 1, spec.width), dtype=dtype, device=device)
-        self._conv_bias: Tensor | None = None
-        if spec.conv_bias:
-            self._conv_bias = torch.empty(channels, dtype=dtype, device=device)
+        self._conv = Convolution(
+            channels, spec.width, bias=spec.conv_bias, dtype=dtype, device=device
+        )
         self._norm = torch.empty(inner, dtype=dtype, device=device)
         # Computed in float32, whatever type the checkpoint has.
         self._decay_log, self._step_bias, self._skip = (
@@ -37,9 +36,7 @@ class Mamba2:
 
     def destinations(self, prefix: str) -> Destinations:
         yield from whole(f"{prefix}.in_proj", self._in)
-        yield f"{prefix}.conv1d.weight", self._conv
-        if self._conv_bias is not None:
-            yield f"{prefix}.conv1d.bias", self._conv_bias
+        yield from self._conv.destinations(f"{prefix}.conv1d")
         yield f"{prefix}.A_log", self._decay_log
         yield f"{prefix}.dt_bias", self._step_bias
         yield f"{prefix}.D", self._skip
@@ -57,9 +54,8 @@ class Mamba2:
         """Once, when all weights are filled; for activations of this type."""
         self._in.pack()
         self._out.pack()
-        self._conv, self._norm = self._conv.to(dtype), self._norm.to(dtype)
-        if self._conv_bias is not None:
-            self._conv_bias = self._conv_bias.to(dtype)
+        self._conv.pack(dtype)
+        self._norm = self._norm.to(dtype)
         self._heads = HeadParameters(-torch.exp(self._decay_log), self._skip)
 
     def __call__(self, hidden: Tensor, step: StateStep, layer: int) -> Tensor:
@@ -68,16 +64,16 @@ class Mamba2:
         sizes = [spec.inner_size, spec.num_channels, spec.num_heads]
         gate, channels, dt = torch.split(self._in(hidden), sizes, dim=-1)
         y = step.run(layer, self._update, (channels, dt))  # [T, I]
-        return self._out(reference.gated_rms_norm(y, gate, self._norm, spec.num_groups, eps))
+        return self._out(selective_scan.gated_rms_norm(y, gate, self._norm, spec.num_groups, eps))
 
     def _update(self, inputs: tuple[Tensor, ...], states: States) -> tuple[Tensor, States]:
         """Channels [B, N, C] and steps [B, N, H] -> outputs [B, N, I], and states after them."""
         spec, (channels, dt) = self._spec, inputs
-        mixed, last = causal_conv(channels, states[CONV], self._conv[:, 0], self._conv_bias)
+        mixed, last = self._conv(channels, states[CONV])
         of_groups = spec.num_groups * spec.state_size
         sizes = [spec.inner_size, of_groups, of_groups]
         x, b, c = torch.split(F.silu(mixed), sizes, dim=-1)
-        y, recurrent = reference.selective_scan(
+        y, recurrent = selective_scan.selective_scan(
             x.view(*x.shape[:-1], spec.num_heads, spec.head_dim),
             F.softplus(dt.float() + self._step_bias),
             b.view(*b.shape[:-1], spec.num_groups, spec.state_size),

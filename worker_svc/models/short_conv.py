@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from kernels.delta.reference import causal_conv
+from worker_svc.models.convolution import Convolution
 from worker_svc.models.layers import Destinations, whole
 from worker_svc.models.linear import Linear
 from worker_svc.models.spec import CONV, ShortConvSpec
@@ -19,16 +19,11 @@ class ShortConv:
         size = spec.channels
         self._in = Linear.empty(hidden, 3 * size, bias=spec.bias, dtype=dtype, device=device)
         self._out = Linear.empty(size, hidden, bias=spec.bias, dtype=dtype, device=device)
-        self._conv = torch.empty((size, 1, spec.width), dtype=dtype, device=device)
-        self._conv_bias: Tensor | None = None
-        if spec.bias:
-            self._conv_bias = torch.empty(size, dtype=dtype, device=device)
+        self._conv = Convolution(size, spec.width, bias=spec.bias, dtype=dtype, device=device)
 
     def destinations(self, prefix: str) -> Destinations:
         yield from whole(f"{prefix}.in_proj", self._in)
-        yield f"{prefix}.conv.weight", self._conv
-        if self._conv_bias is not None:
-            yield f"{prefix}.conv.bias", self._conv_bias
+        yield from self._conv.destinations(f"{prefix}.conv")
         yield from whole(f"{prefix}.out_proj", self._out)
 
     def add_norm_offset(self) -> None:
@@ -42,9 +37,7 @@ class ShortConv:
         """Once, when all weights are filled; for activations of this type."""
         self._in.pack()
         self._out.pack()
-        self._conv = self._conv.to(dtype)
-        if self._conv_bias is not None:
-            self._conv_bias = self._conv_bias.to(dtype)
+        self._conv.pack(dtype)
 
     def __call__(self, hidden: Tensor, step: StateStep, layer: int) -> Tensor:
         """Hidden states [T, hidden] -> [T, hidden]; updates the states of the step's sequences."""
@@ -53,5 +46,5 @@ class ShortConv:
     def _update(self, inputs: tuple[Tensor, ...], states: States) -> tuple[Tensor, States]:
         """Projections [B, N, 3 C] -> outputs [B, N, C], and the last inputs of the convolution."""
         b, c, x = inputs[0].chunk(3, dim=-1)
-        y, last = causal_conv(b * x, states[CONV], self._conv[:, 0], self._conv_bias)
+        y, last = self._conv(b * x, states[CONV])
         return c * y, {CONV: last}

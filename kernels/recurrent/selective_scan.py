@@ -1,4 +1,4 @@
-"""Short convolutions and the scan of Mamba-2 in plain PyTorch; also used on CPU.
+"""The scan of Mamba-2 and its norm in plain PyTorch; also used on CPU.
 
 Each function takes B sequences with N tokens each and their states, and returns the states after
 the last token; the states that are given are not written.
@@ -17,7 +17,7 @@ CHUNK = 64
 
 @dataclass(frozen=True, slots=True)
 class HeadParameters:
-    """What each head of Mamba-2 has of its own, [H] and float32."""
+    """Numbers of each head of Mamba-2, [H] and float32."""
 
     decay: Tensor  # below 0: a state becomes exp(decay * step) of itself in a token
     skip: Tensor  # the part of a head's input that is added to its output

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.delta.reference import causal_conv
-from kernels.mamba import reference
-from kernels.mamba.reference import CHUNK, HeadParameters
+from kernels.recurrent import selective_scan as reference
+from kernels.recurrent.convolution import causal_conv
+from kernels.recurrent.selective_scan import CHUNK, HeadParameters
 
 HEADS, GROUPS, DIM, STATE = 6, 2, 5, 7  # three heads have the same b and c
 EPS = 1e-5

@@ -1,1 +1,0 @@
-"""Convolutions and state space layers: what a sequence leaves is a state of fixed size."""
