@@ -30,9 +30,12 @@ class Sharding:
     rank: int
     size: int
     spec: ModelSpec = field(init=False)  # the model with the sizes of one rank
+    # Of tensors of which each section is divided, by the ends of their names.
+    _sections: Mapping[str, tuple[int, ...]] = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "spec", _part(self.whole, self.size))
+        object.__setattr__(self, "_sections", _sections(self.whole))
 
     @property
     def first_token(self) -> int:
@@ -59,17 +62,18 @@ class Sharding:
         sections = self._sections.get(end, ())
         return Share(divided[end], self.rank // (self.size // count), count, sections)
 
-    @property
-    def _sections(self) -> Mapping[str, tuple[int, ...]]:
-        """The sections of tensors of which each is divided, by the ends of their names."""
-        mixers = (layer.mixer for layer in self.whole.layers)
-        found = (mixer.divided_sections for mixer in mixers if isinstance(mixer, RecurrentSpec))
-        stacked = self.whole.names.stacks_outputs
-        if stacked is None:
-            return next(found, {})
-        feeds = (layer.feed for layer in self.whole.layers)
-        inner = next(feed.intermediate_size for feed in feeds if isinstance(feed, MoeSpec))
-        return {**next(found, {}), stacked[0]: (inner, inner)}  # gate and up
+
+def _sections(whole: ModelSpec) -> Mapping[str, tuple[int, ...]]:
+    """The sections of tensors of which each is divided, by the ends of their names."""
+    mixers = (layer.mixer for layer in whole.layers)
+    found = (mixer.divided_sections for mixer in mixers if isinstance(mixer, RecurrentSpec))
+    of_mixers = next(found, {})
+    stacked = whole.names.stacks_outputs
+    if stacked is None:
+        return of_mixers
+    feeds = (layer.feed for layer in whole.layers)
+    inner = next(feed.intermediate_size for feed in feeds if isinstance(feed, MoeSpec))
+    return {**of_mixers, stacked[0]: (inner, inner)}  # gate and up
 
 
 def _part(whole: ModelSpec, size: int) -> ModelSpec:

@@ -63,8 +63,10 @@ class SlotStates:
         memory = torch.zeros((num_rows, row_bytes(shapes)), dtype=torch.uint8, device=device)
         self._words = memory.view(torch.int64)
         self._rows: dict[StateKey, Tensor] = {}
+        self._of_layer: dict[int, dict[str, StateKey]] = {}
         begin = 0
         for key, shape in shapes.items():
+            self._of_layer.setdefault(key.layer, {})[key.kind] = key
             part = memory[:, begin : begin + shape.num_bytes].view(shape.dtype)
             self._rows[key] = part.view(num_rows, *shape.shape)
             begin += _aligned(shape.num_bytes)
@@ -85,9 +87,9 @@ class SlotStates:
             self.put(key, rows, values)
         self.turn(slots)
 
-    def of_layer(self, layer: int) -> dict[str, StateKey]:
+    def of_layer(self, layer: int) -> Mapping[str, StateKey]:
         """The states of a layer that has one of each kind, by kind."""
-        return {key.kind: key for key in self._rows if key.layer == layer}
+        return self._of_layer[layer]
 
     def rows_before(self, slots: Tensor) -> Tensor:
         """The rows [B] where the states of slots [B] are; a slot below 0 is padding."""
