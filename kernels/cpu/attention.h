@@ -230,8 +230,8 @@ INLINED void add_tile(const cached *const *values, long count, long d, const int
     }
 }
 
-INLINED void attend_tile(const attention *a, const cached *const *keys, const cached *const *values, long hidden,
-                         long count, const int heads,
+INLINED void attend_tile(const attention *a, const cached *const *keys,
+                         const cached *const *values, long hidden, long count, const int heads,
                          float (*restrict q)[MAX_HEAD_DIM + PAIR], running *state) {
     long d = a->head_dim;
     float scores[TOGETHER][KEY_TILE], kept[TOGETHER];

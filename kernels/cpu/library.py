@@ -165,7 +165,7 @@ class PackedLinear:
 
     @property
     def form(self) -> tuple[int, ...]:
-        """What decides how a GEMM's inputs are prepared for it."""
+        """The numbers that decide how a GEMM's inputs are prepared for it."""
         one = self.arguments
         return self.num_inputs, self.num_outputs, one.group, one.bits, one.rounds_inputs
 

@@ -191,17 +191,13 @@ def _q4_k(blocks: Bytes) -> Read:
 
 def _q5_k(blocks: Bytes) -> Read:
     scales, offsets = _k_scales(blocks)
-    # Bit s of byte l belongs to element l of group s.
-    bits = (blocks[:, None, 16:48] >> np.arange(8, dtype=np.uint8)[:, None]) & ONE  # [B, 8, 32]
-    return _eighths(blocks[:, 48:]) | (bits.reshape(-1, 256) << FOUR), scales, offsets
+    return _eighths(blocks[:, 48:]) | (_bits(blocks[:, 16:48]) << FOUR), scales, offsets
 
 
 def _q6_k(blocks: Bytes) -> Read:
     low = blocks[:, :128].reshape(-1, 2, 1, 64)  # of two halves of 128 elements
-    high = blocks[:, 128:192].reshape(-1, 2, 1, 32)
     nibbles = (low >> np.array([[0], [4]], np.uint8)) & LOW_HALF  # [B, 2, 2, 64]
-    pairs = (high >> np.array([[0], [2], [4], [6]], np.uint8)) & THREE  # [B, 2, 4, 32]
-    integers = nibbles.reshape(-1, 256) | (pairs.reshape(-1, 256) << FOUR)
+    integers = nibbles.reshape(-1, 256) | (_pairs(blocks[:, 128:192]) << FOUR)
     scales = _halves(blocks, 104, 1) * blocks[:, 192:208].view(np.int8)  # [B, 16]
     return integers, scales, scales * -32
 
@@ -212,9 +208,7 @@ def _q2_k(blocks: Bytes) -> Read:
 
 
 def _q3_k(blocks: Bytes) -> Read:
-    # Bit s of byte l belongs to element l of the s-th 32; set, it stands for 4.
-    bits = (blocks[:, None, :32] >> np.arange(8, dtype=np.uint8)[:, None]) & ONE  # [B, 8, 32]
-    integers = _pairs(blocks[:, 32:96]) | (bits.reshape(-1, 256) << np.uint8(2))
+    integers = _pairs(blocks[:, 32:96]) | (_bits(blocks[:, :32]) << np.uint8(2))
     low, high = blocks[:, 96:104], blocks[:, None, 104:108]
     nibbles = np.concatenate((low & LOW_HALF, low >> FOUR), axis=1)  # [B, 16]
     pairs = (high >> np.array([[0], [2], [4], [6]], np.uint8)) & THREE  # [B, 4, 4]
@@ -273,6 +267,11 @@ def _fifth_bits(stored: Bytes) -> Bytes:
 def _eighths(stored: Bytes) -> Bytes:
     """Bytes [B, 128] -> integers [B, 256]: of each 32 bytes the low halves, then the high ones."""
     return _nibbles(stored.reshape(-1, 32)).reshape(-1, 256)
+
+
+def _bits(stored: Bytes) -> Bytes:
+    """Bytes [B, 32] -> bits [B, 256]: the lowest of all bytes, then the next ones, ..."""
+    return ((stored[:, None] >> np.arange(8, dtype=np.uint8)[:, None]) & ONE).reshape(-1, 256)
 
 
 def _pairs(stored: Bytes) -> Bytes:

@@ -46,11 +46,8 @@ def supports(heads: HeadLayout, kinds: Collection[AttentionKind]) -> bool:
 
 def feeds(specs: Collection[MlpSpec | MoeSpec | None]) -> bool:
     """True if the kernels compute what feeds forward in all layers."""
-    mlps = (Activation.SILU, Activation.GELU_TANH)
-    for spec in specs:
-        if spec is None or spec.activation not in (mlps if isinstance(spec, MlpSpec) else mlps[:1]):
-            return False
-    return True
+    served = {MlpSpec: {Activation.SILU, Activation.GELU_TANH}, MoeSpec: {Activation.SILU}}
+    return all(spec is not None and spec.activation in served[type(spec)] for spec in specs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +79,7 @@ class CompiledLayer:
 
     @property
     def linears(self) -> list[PackedLinear]:
-        """Those that run between the norms of one library call."""
+        """The products that run between the norms of one library call."""
         feed = self.feed
         of_feed = [feed.gate_up, feed.down] if isinstance(feed, CompiledMlp) else []
         return [self.qkv, self.o, *of_feed]

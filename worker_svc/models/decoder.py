@@ -356,7 +356,7 @@ class Decoder:
         return hidden
 
     def _scaled(self, hidden: Tensor) -> Tensor:
-        """What a part of a layer returns, as it is added to the residual."""
+        """The output of a part of a layer, as it is added to the residual."""
         scale = self.spec.residual_scale
         return hidden if scale == 1.0 else hidden * scale
 

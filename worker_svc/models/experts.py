@@ -32,7 +32,7 @@ Moved = TypeVar("Moved")
 
 
 class ExpertMover(Protocol[Moved]):
-    """What copies experts' weights to a layout of its own; plain copies are freed as it does."""
+    """Copies experts' weights to a layout of its own, and frees the plain ones as it does."""
 
     def of_linears(self, linears: Sequence[Linear]) -> list[Moved]:
         """One layer of each expert, of float numbers or fewer bits, which it drops."""

@@ -133,7 +133,7 @@ class Attention:
             yield f"{prefix}.{names.k_norm}.weight", self._norms[1][0]
 
     def _gated_destinations(self, prefix: str) -> Destinations:
-        """Those of the projections without biases: each head's query comes before its gate."""
+        """Destinations of projections without biases: each head's query comes before its gate."""
         num_outputs = self._qkv.shape[0]
         q_size, k_size, _ = self._sizes.values()
         gates = self._qkv.rows(num_outputs - self._gate_size, num_outputs)

@@ -81,7 +81,7 @@ class AttentionSpec:
 
     @property
     def shape(self) -> "AttentionSpec":
-        """The same without all that changes no size and no weight."""
+        """The attention without all that changes no size and no weight."""
         return replace(self, rope=None, window=None, scale=None, softcap=None)
 
     @property
@@ -386,6 +386,17 @@ class TensorNames:
             head=f"{prefix}.{self.head}",
         )
 
+    @property
+    def of_text(self) -> "TensorNames":
+        """Llama's layout in a checkpoint with pictures, as transformers writes it."""
+        text = "model.language_model"
+        return replace(
+            self,
+            embedding=f"{text}.embed_tokens",
+            layers=f"{text}.layers",
+            final_norm=f"{text}.norm",
+        )
+
     def __post_init__(self) -> None:
         if self.head.rpartition(".")[2] != "lm_head":
             raise ValueError(f"head: {self.head} does not end in lm_head")
@@ -513,7 +524,7 @@ class ModelSpec:
 
     @property
     def uniform_feed(self) -> MlpSpec | MoeSpec:
-        """What all layers feed each token to. Raises UnsupportedModel as `uniform`."""
+        """The MLP or experts of all layers. Raises UnsupportedModel as `uniform`."""
         feed = self.uniform.feed
         if feed is None:
             raise UnsupportedModel(f"layers: those of {self.architecture} have no MLP")

@@ -9,7 +9,7 @@ from worker_svc.attention.batch import AttentionBatch
 
 @dataclass(frozen=True, slots=True)
 class StateSpan:
-    """As many tokens of each of some sequences, whose states are updated together."""
+    """Sequences whose states are updated together, with equally many tokens each."""
 
     sequences: Sequence[int]
     tokens: Sequence[int]  # of the step's T; those of a sequence follow each other

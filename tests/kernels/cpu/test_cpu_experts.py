@@ -47,7 +47,7 @@ def plain(library: Library, outputs: int, inputs: int, seed: int) -> Layer:
 
 
 def codes(library: Library, outputs: int, inputs: int, seed: int) -> Layer:
-    """The same in MXFP4."""
+    """Experts in MXFP4."""
     blocks, scales = random_codes((1, outputs, inputs), seed)
     bias = randn(library.dtype, outputs, seed=seed + 1)
     packed = library.pack_mxfp4(separated(rearranged(blocks[0], scales[0])), scales[0], bias)
@@ -55,7 +55,7 @@ def codes(library: Library, outputs: int, inputs: int, seed: int) -> Layer:
 
 
 def integers(library: Library, outputs: int, inputs: int, seed: int) -> Layer:
-    """The same of integers of 4 bits; all experts have the same ones."""
+    """Experts of integers of 4 bits; all have the same ones."""
     weight = drawn_groups((outputs, inputs), 4, 32)
     return library.pack_groups(weight, None), linear(weight.dequantized(), None)
 

@@ -84,7 +84,7 @@ def stack_experts(folder: Path) -> None:
 
 
 def assert_near(ours: torch.Tensor, expected: torch.Tensor) -> None:
-    """As near as transformers' own results are in one pass and token by token.
+    """Logits are as near as transformers' own in one pass and token by token.
 
     A few tokens in a long prompt have much larger errors than the others, by rounding.
     """

@@ -1,4 +1,4 @@
-"""What the configurations of Qwen3-Next and Qwen3.5 say, and what is refused of them by name."""
+"""Configurations of Qwen3-Next and Qwen3.5 are read, and what is not served refused by name."""
 
 import json
 from pathlib import Path

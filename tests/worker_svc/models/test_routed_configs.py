@@ -1,4 +1,4 @@
-"""What configurations of families with sigmoid routers say, and what is refused by name."""
+"""Configurations of families with sigmoid routers are read; some values are refused by name."""
 
 import json
 import re

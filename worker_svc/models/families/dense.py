@@ -130,6 +130,17 @@ def refuse_activations(config: ConfigJson) -> None:
 
 def refuse_layer_types(config: ConfigJson, served: Sequence[str]) -> None:
     """Raises UnsupportedModel for a layer of another type."""
-    for kind in config.get("layer_types") or ():
+    _check_types(config.get("layer_types") or (), served)
+
+
+def check_types(kinds: Sequence[str], served: Sequence[str], num_layers: int) -> None:
+    """Raises UnsupportedModel unless each of so many layers has one of these types."""
+    if len(kinds) != num_layers:
+        raise UnsupportedModel(f"layer_types: {len(kinds)} entries for {num_layers} layers")
+    _check_types(kinds, served)
+
+
+def _check_types(kinds: Sequence[str], served: Sequence[str]) -> None:
+    for kind in kinds:
         if kind not in served:
             raise UnsupportedModel(f"layer_types: {kind!r} is not supported")

@@ -43,13 +43,7 @@ def read(config: ConfigJson) -> ModelSpec:
     spec = replace(spec, ropes=_rotations(config, spec.attentions[0].head_dim))
     if config.architecture != WITH_PICTURES:
         return spec
-    newer = replace(
-        spec.names,
-        embedding="model.language_model.embed_tokens",
-        layers="model.language_model.layers",
-        final_norm="model.language_model.norm",
-    )
-    names = spec.names.under("language_model")
+    names, newer = spec.names.under("language_model"), spec.names.of_text
     return replace(spec, names=names, other_names=(newer,), other_parts=OTHER_PARTS)
 
 

@@ -1,12 +1,12 @@
 """Granite 4: Mamba-2 in most layers, attention in the others; experts, or one MLP."""
 
-import math
 from dataclasses import replace
 
 from worker_svc.models.config_file import ConfigJson
 from worker_svc.models.config_keys import FULL_ATTENTION
-from worker_svc.models.families import experts, granite
+from worker_svc.models.families import dense, experts, granite, mamba
 from worker_svc.models.families.family import Family
+from worker_svc.models.families.mamba import MAMBA, OLDER
 from worker_svc.models.spec import (
     LayerSpec,
     Mamba2Spec,
@@ -18,8 +18,6 @@ from worker_svc.models.spec import (
     UnsupportedModel,
 )
 
-MAMBA = "linear_attention"  # the type of a layer
-OLDER = {"mamba": MAMBA, "attention": FULL_ATTENTION}  # other words for types
 # Where config.json has none:
 EXPERTS, EXPERTS_PER_TOKEN, SHARED_SIZE = 8, 2, 1024
 HEADS, GROUPS, STATE_SIZE, WIDTH, EXPAND = 128, 1, 256, 4, 2
@@ -39,10 +37,7 @@ def read(config: ConfigJson) -> ModelSpec:
     kinds = [OLDER.get(kind, kind) for kind in config.get("layer_types") or ()]
     spec = granite.decoder(replace(config, values={**config.values, "layer_types": None}))
     kinds = kinds or [MAMBA] * spec.num_layers
-    if len(kinds) != spec.num_layers:
-        raise UnsupportedModel(f"layer_types: {len(kinds)} entries for {spec.num_layers} layers")
-    if strange := sorted(set(kinds) - {MAMBA, FULL_ATTENTION}):
-        raise UnsupportedModel(f"layer_types: {strange[0]!r} is not supported")
+    dense.check_types(kinds, (MAMBA, FULL_ATTENTION), spec.num_layers)
     if FULL_ATTENTION not in kinds:
         raise UnsupportedModel("layer_types: no layer has attention")
     feed = _feed(config)
@@ -121,9 +116,8 @@ FAMILY = Family(
     },
     neutral={
         "normalization_function": ("rmsnorm",),
-        # transformers limits the steps of prompts alone, so that a result depends on its chunks.
-        "time_step_limit": ([0.0, math.inf], [0.0, {"__float__": "Infinity"}]),
-    },
+    }
+    | mamba.NEUTRAL,
     inert=frozenset({"init_method", "mamba_chunk_size"}),
     measured_on_cuda=False,
 )

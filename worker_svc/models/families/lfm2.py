@@ -65,10 +65,7 @@ def decoder(config: ConfigJson, kinds: Sequence[str], intermediate_size: int) ->
         "tie_word_embeddings": tied,
     }
     spec = dense.decoder(replace(config, values=values), qk_norm=True, default_theta=THETA)
-    if len(kinds) != spec.num_layers:
-        raise UnsupportedModel(f"layer_types: {len(kinds)} entries for {spec.num_layers} layers")
-    if strange := sorted(set(kinds) - {CONV, FULL_ATTENTION}):
-        raise UnsupportedModel(f"layer_types: {strange[0]!r} is not supported")
+    dense.check_types(kinds, (CONV, FULL_ATTENTION), spec.num_layers)
     conv = ShortConvSpec(
         spec.hidden_size, config.positive("conv_L_cache", WIDTH), config.flag("conv_bias")
     )

@@ -1,12 +1,12 @@
 """Nemotron-H: each layer is Mamba-2, attention without rotation, an MLP or experts."""
 
-import math
 from dataclasses import replace
 
 from worker_svc.models.config_file import ConfigJson
 from worker_svc.models.config_keys import FULL_ATTENTION
-from worker_svc.models.families import experts
+from worker_svc.models.families import experts, mamba
 from worker_svc.models.families.family import Family
+from worker_svc.models.families.mamba import MAMBA, OLDER
 from worker_svc.models.spec import (
     DIVIDED,
     Activation,
@@ -21,9 +21,8 @@ from worker_svc.models.spec import (
     UnsupportedModel,
 )
 
-MAMBA, MLP, MOE = "linear_attention", "mlp", "moe"  # types of layers
+MLP, MOE = "mlp", "moe"  # types of layers
 PATTERN = {"M": MAMBA, "E": MOE, "*": FULL_ATTENTION, "-": MLP}
-OLDER = {"mamba": MAMBA, "attention": FULL_ATTENTION}  # other words for two of them
 COUNTS = ("n_routed_experts", "num_local_experts")
 # Where config.json has none:
 KINDS = (MAMBA, MOE, FULL_ATTENTION, MLP)
@@ -170,10 +169,8 @@ FAMILY = Family(
         "moe_latent_size": (),
         "n_shared_experts": (1,),
         "residual_in_fp32": (False,),
-        # Steps have no limits. transformers raises those of prompts, and no others, to
-        # `time_step_min`, which is a number of the first draw of weights.
-        "time_step_limit": ([0.0, math.inf], [0.0, {"__float__": "Infinity"}]),
-    },
+    }
+    | mamba.NEUTRAL,
     # How it is computed, how weights were drawn, second names of numbers that other keys have, and
     # what drafts alone read.
     inert=frozenset(

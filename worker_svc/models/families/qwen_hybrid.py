@@ -91,7 +91,6 @@ def decoder(config: ConfigJson, feed: MlpSpec | MoeSpec, *, is_grouped: bool = F
 def _kinds(config: ConfigJson) -> Sequence[str]:
     """The kind of each layer. Raises UnsupportedModel."""
     num_layers = config.positive("num_hidden_layers")
-    dense.refuse_layer_types(config, (FULL_ATTENTION, LINEAR_ATTENTION))
     kinds = config.get("layer_types")
     if kinds is None:
         period = config.positive(INTERVAL, PERIOD)
@@ -99,8 +98,7 @@ def _kinds(config: ConfigJson) -> Sequence[str]:
             LINEAR_ATTENTION if (index + 1) % period else FULL_ATTENTION
             for index in range(num_layers)
         ]
-    if len(kinds) != num_layers:
-        raise UnsupportedModel(f"layer_types: {len(kinds)} entries for {num_layers} layers")
+    dense.check_types(kinds, (FULL_ATTENTION, LINEAR_ATTENTION), num_layers)
     if FULL_ATTENTION not in kinds:
         raise UnsupportedModel(f"layer_types: no layer is of type {FULL_ATTENTION!r}")
     return list(kinds)
@@ -125,10 +123,4 @@ def _delta_net(config: ConfigJson, *, is_grouped: bool) -> DeltaNetSpec:
 
 def text_of(spec: ModelSpec) -> ModelSpec:
     """The decoder inside a checkpoint of a model with pictures."""
-    names = replace(
-        spec.names,
-        embedding="model.language_model.embed_tokens",
-        layers="model.language_model.layers",
-        final_norm="model.language_model.norm",
-    )
-    return replace(spec, names=names, other_parts=rf"{OTHER_PARTS}|model\.visual\..*")
+    return replace(spec, names=spec.names.of_text, other_parts=rf"{OTHER_PARTS}|model\.visual\..*")
