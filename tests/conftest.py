@@ -97,6 +97,13 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """A test draws the same numbers in every run, whatever ran before it in its process."""
+    if torch := sys.modules.get("torch"):
+        torch.manual_seed(0)
+
+
 class ByFileOrProduct(LoadScopeScheduling):
     """Tests of one file run in one process, and so do all tests that share a product."""
 
