@@ -1,14 +1,15 @@
 # mypy: disable-error-code="untyped-decorator"
 """All that happens between the qkv projection and attention, in one pass over its output.
 
-    qkv [T, (H + 2 Hkv) D], positions [T], cos_sin [P, D], slot_mapping [T]
+    qkv [T, (H + 2 Hkv) D], positions [T], cos_sin [P, R], slot_mapping [T]
       ->  q [T, H, D], and k_cache, v_cache [num_blocks, block_size, Hkv, D] in place
 
-Each head of q and k is normed where the model has q/k norms, then rotated (halves, not pairs). Keys
-and values go straight to their cache slots; a negative slot is padding and is not written. With
-rms_of [T, N], each row of qkv counts divided by the root mean square of that row: what is left of a
-norm whose weight is in the product's. Caches in FP8 come with their scales, and hold the FP8 of
-what caches of the type of qkv would, of keys less their offsets [Hkv, D].
+Each head of q and k is normed where the model has q/k norms, then its first R dimensions are
+rotated (halves, not pairs). Keys and values go straight to their cache slots; a negative slot is
+padding and is not written. With rms_of [T, N], each row of qkv counts divided by the root mean
+square of that row: what is left of a norm whose weight is in the product's. Caches in FP8 come with
+their scales, and hold the FP8 of what caches of the type of qkv would, of keys less their offsets
+[Hkv, D].
 """
 
 import torch
@@ -41,8 +42,8 @@ def norm_rope_write_kv(
 ) -> torch.Tensor:
     """Return the rotated queries and fill the caches; `qkv` is left as it was.
 
-    Row p of `cos_sin` is the cosines of position p, then its sines. `q_weight` and `k_weight` [D]
-    are the q/k norms, both or neither.
+    Row p of `cos_sin` is the R/2 cosines of position p, then its sines. `q_weight` and `k_weight`
+    [D] are the q/k norms, both or neither.
     """
     num_tokens, width = qkv.shape
     _, block_size, num_kv_heads, head_dim = k_cache.shape
@@ -55,8 +56,12 @@ def norm_rope_write_kv(
         raise ValueError("k_cache and v_cache differ in shape or strides")
     check_types(qkv.dtype, k_cache, v_cache, kv_scales)
     fp8.check_offsets(key_offsets, k_cache.dtype, num_kv_heads, head_dim)
-    if cos_sin.shape[1] != head_dim or not cos_sin.is_contiguous():
-        raise ValueError(f"cos_sin must be contiguous [P, {head_dim}], got {tuple(cos_sin.shape)}")
+    rotated = cos_sin.shape[1]
+    if not 0 < rotated <= head_dim or rotated % 2 or not cos_sin.is_contiguous():
+        raise ValueError(
+            f"cos_sin must be contiguous [P, R], an even R up to {head_dim}, got "
+            f"{tuple(cos_sin.shape)}"
+        )
     if positions.shape != (num_tokens,) or slot_mapping.shape != (num_tokens,):
         raise ValueError(f"{num_tokens} tokens: {positions.shape=}, {slot_mapping.shape=}")
     if not positions.dtype == slot_mapping.dtype == torch.int64:
@@ -91,6 +96,7 @@ def norm_rope_write_kv(
         NUM_HEADS=num_heads,
         NUM_KV_HEADS=num_kv_heads,
         D=head_dim,
+        ROTATED=rotated,
         BLOCK_SIZE=block_size,
         HEADS=heads,
         STEP=FACTOR_STEP,
@@ -127,6 +133,7 @@ def _norm_rope_write_kv_kernel(
     NUM_HEADS: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
     D: tl.constexpr,
+    ROTATED: tl.constexpr,  # the first dimensions of a head, up to D
     BLOCK_SIZE: tl.constexpr,
     HEADS: tl.constexpr,
     STEP: tl.constexpr,
@@ -152,9 +159,19 @@ def _norm_rope_write_kv_kernel(
     first = tl.where(is_q, tile, tl.where(is_v, tile - Q_TILES - KV_TILES, tile - Q_TILES)) * HEADS
     heads = first + tl.arange(0, HEADS)
     inside = (heads < tl.where(is_q, NUM_HEADS, NUM_KV_HEADS))[:, None]
-    low = qkv_ptr + token * stride_qkv + ((section + heads) * D)[:, None] + half[None, :]
+    # Dimensions that turn with those `apart` from them, and the rest in such pairs, too.
+    if ROTATED == D:
+        dims = half
+        apart: tl.constexpr = HALF
+        apart_row: tl.constexpr = HALF
+    else:
+        turns = half < ROTATED // 2
+        dims = tl.where(turns, half, half + ROTATED // 2)
+        apart = tl.where(turns, ROTATED // 2, (D - ROTATED) // 2)
+        apart_row = apart[None, :]
+    low = qkv_ptr + token * stride_qkv + ((section + heads) * D)[:, None] + dims[None, :]
     x1 = tl.load(low, mask=inside, other=0.0)  # [HEADS, D/2]
-    x2 = tl.load(low + HALF, mask=inside, other=0.0)
+    x2 = tl.load(low + apart_row, mask=inside, other=0.0)
     slot = tl.load(slots_ptr + token)
     dtype = x1.dtype
     f1 = x1.to(tl.float32)
@@ -166,14 +183,19 @@ def _norm_rope_write_kv_kernel(
 
     if not is_v:
         position = tl.load(positions_ptr + token)
-        cos = tl.load(cos_sin_ptr + position * D + half).to(tl.float32)[None, :]
-        sin = tl.load(cos_sin_ptr + position * D + HALF + half).to(tl.float32)[None, :]
+        if ROTATED == D:
+            cos = tl.load(cos_sin_ptr + position * D + half).to(tl.float32)[None, :]
+            sin = tl.load(cos_sin_ptr + position * D + HALF + half).to(tl.float32)[None, :]
+        else:
+            row = cos_sin_ptr + position * ROTATED + half
+            cos = tl.load(row, mask=turns, other=1.0).to(tl.float32)[None, :]
+            sin = tl.load(row + ROTATED // 2, mask=turns, other=0.0).to(tl.float32)[None, :]
         if NORM:
             weight_ptr = q_weight_ptr if is_q else k_weight_ptr
             square = tl.sum(f1 * f1, 1) + tl.sum(f2 * f2, 1)
             head_factor = tl.rsqrt(square / D + eps)[:, None]
-            w1 = tl.load(weight_ptr + half)[None, :]
-            w2 = tl.load(weight_ptr + HALF + half)[None, :]
+            w1 = tl.load(weight_ptr + dims)[None, :]
+            w2 = tl.load(weight_ptr + apart + dims)[None, :]
             f1 = ((f1 * head_factor).to(w1.dtype) * w1).to(tl.float32)
             f2 = ((f2 * head_factor).to(w2.dtype) * w2).to(tl.float32)
         f1, f2 = f1 * cos - f2 * sin, f2 * cos + f1 * sin
@@ -181,25 +203,25 @@ def _norm_rope_write_kv_kernel(
     x2 = f2.to(dtype)
 
     if is_q:
-        to = q_ptr + token * NUM_HEADS * D + (heads * D)[:, None] + half[None, :]
+        to = q_ptr + token * NUM_HEADS * D + (heads * D)[:, None] + dims[None, :]
         tl.store(to, x1, mask=inside)
-        tl.store(to + HALF, x2, mask=inside)
+        tl.store(to + apart_row, x2, mask=inside)
     elif slot >= 0:
         cache_ptr = v_cache_ptr if is_v else k_cache_ptr
         to = cache_ptr + slot // BLOCK_SIZE * stride_block + slot % BLOCK_SIZE * stride_token
-        to = to + (heads * stride_head)[:, None] + half[None, :]
+        to = to + (heads * stride_head)[:, None] + dims[None, :]
         if MANTISSA > 0:
             inverses = kv_scales_ptr + tl.where(is_v, 3, 2) * NUM_KV_HEADS + heads
             inverse = tl.load(inverses, mask=heads < NUM_KV_HEADS, other=1.0)[:, None]
             stored1 = x1.to(tl.float32)
             stored2 = x2.to(tl.float32)
             if OFFSETS:
-                offsets = offsets_ptr + (heads * D)[:, None] + half[None, :]
+                offsets = offsets_ptr + (heads * D)[:, None] + dims[None, :]
                 is_k = inside & (not is_v)
                 stored1 -= tl.load(offsets, mask=is_k, other=0.0)
-                stored2 -= tl.load(offsets + HALF, mask=is_k, other=0.0)
+                stored2 -= tl.load(offsets + apart_row, mask=is_k, other=0.0)
             tl.store(to, fp8_bytes(stored1, inverse, MANTISSA), mask=inside)
-            tl.store(to + HALF, fp8_bytes(stored2, inverse, MANTISSA), mask=inside)
+            tl.store(to + apart_row, fp8_bytes(stored2, inverse, MANTISSA), mask=inside)
         else:
             tl.store(to, x1, mask=inside)
-            tl.store(to + HALF, x2, mask=inside)
+            tl.store(to + apart_row, x2, mask=inside)

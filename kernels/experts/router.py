@@ -39,17 +39,30 @@ class Router:
     gates_shared: bool = False  # their weight is the sigmoid of the last logit; else it is 1
     logit_bias: torch.Tensor | None = None  # [E] float32, of the choices' logits; None: none
     epsilon: float = 1e-20  # that is added to the sum
+    num_groups: int = 1  # of consecutive experts
+    kept_groups: int = 1  # those of them that a row chooses from; as many: all
 
     @property
     def num_choices(self) -> int:
         """The experts that are chosen among."""
         return len(self.weight) - self.gates_shared
 
+    @property
+    def has_groups(self) -> bool:
+        """True if a row chooses from some groups of experts."""
+        return self.kept_groups < self.num_groups
+
     def check(self, x: torch.Tensor) -> None:
         """Raises ValueError or TypeError if it cannot route rows x [T, h]."""
         hidden = self.weight.shape[1]
         if not 0 < self.top_k <= self.num_choices:
             raise ValueError(f"top_k: {self.top_k} of {self.num_choices} experts")
+        size, rest = divmod(self.num_choices, self.num_groups)
+        if self.has_groups and (rest or size < 2 or self.kept_groups * size < self.top_k):
+            raise ValueError(
+                f"{self.top_k} of {self.num_choices} experts, of {self.kept_groups} of "
+                f"{self.num_groups} groups"
+            )
         if x.shape[1] != hidden or x.stride(1) != 1 or not self.weight.is_contiguous():
             raise ValueError(f"x must be [T, {hidden}], router contiguous, got {tuple(x.shape)}")
         if self.weight.dtype != x.dtype:
@@ -133,7 +146,9 @@ def _chosen(logits: torch.Tensor, counts: torch.Tensor, router: Router) -> Routi
     experts = torch.empty((num_rows, per_row), dtype=torch.int32, device=device)
     weights = torch.empty((num_rows, per_row), dtype=torch.float32, device=device)
     pairs = torch.empty((len(counts), num_rows), dtype=torch.int32, device=device)
-    block_e = triton.next_power_of_2(router.num_choices)
+    groups, kept = (router.num_groups, router.kept_groups) if router.has_groups else (1, 1)
+    of_group = triton.next_power_of_2(router.num_choices // groups)
+    block_e = triton.next_power_of_2(groups) * of_group
     _choose_kernel[(num_rows,)](
         logits, router.bias, router.logit_bias, experts, weights, counts, pairs, num_rows,
         router.scale,
@@ -141,7 +156,10 @@ def _chosen(logits: torch.Tensor, counts: torch.Tensor, router: Router) -> Routi
         LOGITS=num_logits,
         TOP_K=router.top_k,
         SHARED=router.num_shared,
+        GROUPS=groups,
+        KEPT=kept,
         BLOCK_E=block_e,
+        BLOCK_S=of_group,
         BLOCK_K=triton.next_power_of_2(per_row),
         RENORMALIZES=router.renormalizes,
         IS_SIGMOID=router.is_sigmoid,
@@ -243,6 +261,31 @@ def _tile_logits_kernel(
         tl.store(counts_ptr + c, tl.zeros([BLOCK_COUNTS], tl.int32), mask=c < COUNTS)
 
 
+@triton.jit
+def _of_best_groups(
+    key: tl.tensor,
+    GROUPS: tl.constexpr,
+    KEPT: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+    BLOCK_S: tl.constexpr,
+) -> tl.tensor:
+    """The keys of experts, -inf outside of the groups whose two largest add up to the most."""
+    BLOCK_G: tl.constexpr = BLOCK_E // BLOCK_S
+    by_group = tl.reshape(key, [BLOCK_G, BLOCK_S])
+    group, place = tl.arange(0, BLOCK_G), tl.arange(0, BLOCK_S)[None, :]
+    best = tl.max(by_group, 1)
+    first = tl.min(tl.where(by_group == best[:, None], place, BLOCK_S), 1)
+    second = tl.max(tl.where(place == first[:, None], float("-inf"), by_group), 1)
+    # The sum of two keys that are no numbers may not be that of a group that is not there.
+    score = tl.where(group < GROUPS, tl.maximum(best + second, -3.0e38), float("-inf"))
+    is_kept = tl.zeros([BLOCK_G], tl.int32)
+    for _ in tl.static_range(KEPT):
+        index = tl.min(tl.where(score == tl.max(score, 0), group, BLOCK_G), 0)
+        is_kept = tl.where(group == index, 1, is_kept)
+        score = tl.where(group == index, float("-inf"), score)
+    return tl.reshape(tl.where(is_kept[:, None] > 0, by_group, float("-inf")), [BLOCK_E])
+
+
 @triton.jit(do_not_specialize=["T", "scale"])
 def _choose_kernel(
     logits_ptr: tl.tensor,
@@ -258,7 +301,10 @@ def _choose_kernel(
     LOGITS: tl.constexpr,
     TOP_K: tl.constexpr,
     SHARED: tl.constexpr,
+    GROUPS: tl.constexpr,  # of experts; 1: a row chooses from all
+    KEPT: tl.constexpr,
     BLOCK_E: tl.constexpr,
+    BLOCK_S: tl.constexpr,  # of these a group's
     BLOCK_K: tl.constexpr,
     RENORMALIZES: tl.constexpr,
     IS_SIGMOID: tl.constexpr,
@@ -272,6 +318,10 @@ def _choose_kernel(
     row = tl.program_id(0)
     e, place = tl.arange(0, BLOCK_E), tl.arange(0, BLOCK_K)
     is_e = e < E
+    if GROUPS > 1:  # which begin at multiples of a power of two
+        SIZE: tl.constexpr = E // GROUPS
+        is_e = (e // BLOCK_S < GROUPS) & (e % BLOCK_S < SIZE)
+        e = tl.where(is_e, e // BLOCK_S * SIZE + e % BLOCK_S, BLOCK_E)
     if HAS_BIAS:
         bias = tl.load(bias_ptr + e, mask=is_e, other=0.0)
     if PDL:
@@ -293,6 +343,8 @@ def _choose_kernel(
     # is chosen already: no row may have an expert twice, nor one that is not there.
     key = tl.where(key == key, tl.maximum(key, -3.0e38), -3.0e38)
     key = tl.where(is_e, key, float("-inf"))
+    if GROUPS > 1:
+        key = _of_best_groups(key, GROUPS, KEPT, BLOCK_E, BLOCK_S)
     chosen = tl.zeros([BLOCK_K], tl.int32)
     weight = tl.zeros([BLOCK_K], tl.float32)
     for i in tl.static_range(TOP_K):

@@ -21,7 +21,7 @@ class Rotary:
     """How a layer norms and rotates queries and keys."""
 
     positions: Tensor  # [T] int64
-    cos_sin: Tensor  # [P, D]
+    cos_sin: Tensor  # [P, R], of the R first dimensions of a head
     qk_norms: tuple[Tensor, Tensor] | None  # [D] each
     eps: float
 
@@ -65,6 +65,8 @@ class TritonAttention:
         if kv.scales is None or not batch.is_decode or batch.mixed is not None:
             return None
         if not kind.is_plain or not decode_float8_rows.pays(len(qkv), kv.k.shape[2]):
+            return None
+        if rotary.cos_sin.shape[1] != kv.k.shape[3]:
             return None
         if rotary.qk_norms is not None and rotary.qk_norms[0].dtype != qkv.dtype:
             return None

@@ -23,7 +23,7 @@ from worker_svc.attention.kv_plan import KvPlan, plan_of
 from worker_svc.attention.layer_cache import LayerCache
 from worker_svc.attention.page_cache import PageCache
 from worker_svc.attention.torch_backend import AttentionStep
-from worker_svc.models import compiled
+from worker_svc.models import compiled, kernel_limits
 from worker_svc.models.compiled import CompiledDecoder, CompiledLayer
 from worker_svc.models.cpu_weights import activation_dtype
 from worker_svc.models.embedding import Embedding, IntegerEmbedding
@@ -187,28 +187,14 @@ class Decoder:
         self.states: SlotStates | None = None
 
     @property
-    def _needs_torch(self) -> str:
-        """The part of its layers that kernels of no device have; empty: there is none."""
-        ropes = self.spec.ropes.values()
-        parts = {
-            "states": self.spec.has_states,
-            "a factor on what they add": self.spec.residual_scale != 1.0,
-            "gated attention": self.spec.attention.is_gated,
-            "norms of all heads together": self.spec.attention.norms_all_heads,
-            "keys and values of latents": self.spec.attention.latent is not None,
-            "groups of experts": self.spec.has_expert_groups,
-            "heads that are rotated in part": any(rope.part < 1 for rope in ropes),
-        }
-        return " and ".join(name for name, is_there in parts.items() if is_there)
-
-    @property
     def _is_fused(self) -> bool:
         """True if Triton kernels compute the layers.
 
         On the meta device nothing runs; precompilation uses it to find the kernels for CUDA.
         """
         is_on_gpu = self.device.type in ("cuda", "meta")
-        return is_on_gpu and fuses(self.heads.head_dim) and not self._needs_torch
+        is_computed = not kernel_limits.beyond_triton(self.spec)
+        return is_on_gpu and fuses(self.heads.head_dim) and is_computed
 
     def destinations(self) -> Destinations:
         names = self.spec.names
@@ -395,8 +381,8 @@ class Decoder:
         """
         if self.device.type != "cpu" or self.group.size > 1:
             return None
-        if self._needs_torch:
-            logger.info("layers with %s are computed by torch", self._needs_torch)
+        if lacking := kernel_limits.beyond_c(self.spec):
+            logger.info("layers with %s are computed by torch", lacking)
             return None
         feeds = [layer.feed for layer in self.spec.layers]
         if not compiled.supports(self.heads, self.kinds) or not compiled.feeds(feeds):

@@ -82,7 +82,7 @@ class FusedLayer:
 
     kind: AttentionKind
     qkv: NormedGemm
-    cos_sin: Tensor  # [P, D] float32
+    cos_sin: Tensor  # [P, R] float32, of the R first dimensions of a head
     qk_norms: tuple[Tensor, Tensor] | None  # [D] each; None for models without QK norm
     o: Gemm
     feed: FusedMlp | FusedExperts

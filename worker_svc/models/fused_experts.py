@@ -43,6 +43,8 @@ class FusedExperts:
             shared is not None and shared.is_gated,
             experts.logit_bias,
             rule.epsilon,
+            rule.num_groups,
+            rule.kept_groups,
         )
         return cls(norm.weight, router, *experts.stacked(), experts.spec.clamp)
 

@@ -509,6 +509,11 @@ class ModelSpec:
         )
 
     @property
+    def rotates_in_part(self) -> bool:
+        """True if layers may rotate the first dimensions of a head alone."""
+        return any(rope.part < 1 for rope in self.ropes.values())
+
+    @property
     def uniform(self) -> LayerSpec:
         """The layer that all layers equal in shape.
 

@@ -65,6 +65,8 @@ def _why_not(
         return f"they are for full attention, this is {' and '.join(map(str, fused.kinds))}"
     if not fused.is_usual:
         return "they add outputs without a norm, and are for one MLP with SiLU, without experts"
+    if spec.rotates_in_part:
+        return "they rotate all dimensions of a head"
     if not fused.has_plain_weights:
         return "they are for weights that are not quantized"
     return why_unsuitable(_shape(spec), LayerTiling())

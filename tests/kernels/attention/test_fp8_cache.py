@@ -100,13 +100,15 @@ def test_a_step_whose_shape_the_device_knows(kv_dtype, device, paged, assert_clo
     assert_close(out, batch.attention(q, starts, AttentionKind(0.2)))
 
 
-def write(qkv, kv_dtype, kv_heads, dim, slots, scales, weights=(None, None), offsets=None):
+def write(
+    qkv, kv_dtype, kv_heads, dim, slots, scales, weights=(None, None), offsets=None, rotated=None
+):
     """(q, k_cache, v_cache) of a cache of 4 blocks with this type."""
     cache = torch.zeros(4, 16, 2, kv_heads, dim, dtype=torch.uint8, device=qkv.device)
     cache = cache.view(kv_dtype) if kv_dtype in fp8.LARGEST else cache.to(kv_dtype)
     k_cache, v_cache = cache.unbind(2)
     positions = torch.arange(len(qkv), device=qkv.device)
-    angles = torch.arange(99)[:, None] * torch.linspace(0, 1, dim // 2)
+    angles = torch.arange(99)[:, None] * torch.linspace(0, 1, (rotated or dim) // 2)
     cos_sin = torch.cat((angles.cos(), angles.sin()), dim=1).to(qkv.device)
     q = norm_rope_write_kv(
         qkv, positions, cos_sin, k_cache, v_cache, slots, *weights, eps=1e-6, kv_scales=scales,
@@ -127,8 +129,9 @@ def test_what_is_stored_is_the_fp8_of_what_would_be(tokens, dtype, kv_dtype, dev
     weights = [torch.randn(dim, device=device).to(dtype) for _ in range(2)]
     scales = table_of(kv_heads, device)
     offsets = torch.randn(kv_heads, dim, device=device) * 5
-    q, *caches = write(qkv, kv_dtype, kv_heads, dim, slots, scales, weights, offsets)
-    plain_q, *plain = write(qkv, dtype, kv_heads, dim, slots, None, weights)
+    rotated = dim if tokens == 3 else 40
+    q, *caches = write(qkv, kv_dtype, kv_heads, dim, slots, scales, weights, offsets, rotated)
+    plain_q, *plain = write(qkv, dtype, kv_heads, dim, slots, None, weights, rotated=rotated)
     if device.type == "cuda":  # two kernels, of which one may round product and sum at once
         torch.testing.assert_close(q, plain_q)
     else:

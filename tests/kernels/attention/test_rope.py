@@ -14,13 +14,15 @@ SHAPES = [  # H, Hkv, D, tokens: few tokens and many take different tiles
 EPS = 1e-6
 
 
-def make(heads, kv_heads, dim, tokens, dtype, device):
+def make(heads, kv_heads, dim, tokens, dtype, device, rotated=None):
+    """`rotated` are the dimensions of a head that turn; None: all."""
     qkv = torch.randn(tokens, (heads + 2 * kv_heads) * dim, device=device).to(dtype)
     cache = torch.zeros(tokens + 2, 16, 2, kv_heads, dim, dtype=dtype, device=device)
     slots = torch.randperm((tokens + 2) * 16, device=device)[:tokens]
     slots[1] = -1
     positions = torch.randint(0, 500, (tokens,), device=device)
-    angles = torch.arange(500, device=device)[:, None] * torch.rand(dim // 2, device=device)
+    frequencies = torch.rand((rotated or dim) // 2, device=device)
+    angles = torch.arange(500, device=device)[:, None] * frequencies
     return qkv, cache, slots, positions, torch.cat((angles.cos(), angles.sin()), dim=1)
 
 
@@ -39,9 +41,9 @@ def expected(qkv, cache, slots, positions, cos_sin, heads, weights):
     return q, filled
 
 
-def check(shape, normed, dtype, device, assert_close):
+def check(shape, normed, dtype, device, assert_close, rotated=None):
     heads, _, dim, _ = shape
-    qkv, cache, slots, positions, cos_sin = make(*shape, dtype, device)
+    qkv, cache, slots, positions, cos_sin = make(*shape, dtype, device, rotated)
     weights = [torch.randn(dim, device=device).to(dtype) for _ in range(2)] if normed else None
     before = qkv.clone()
     q = norm_rope_write_kv(
@@ -80,6 +82,17 @@ def test_queries_are_rotated_and_keys_and_values_stored(shape, normed, dtype, de
     check(shape, normed, dtype, device, assert_close)
 
 
+@pytest.mark.parametrize("normed", [True, False], ids=["normed", "plain"])
+@pytest.mark.parametrize(
+    ("shape", "rotated"), [((9, 3, 64, 3), 32), ((3, 1, 64, 66), 44), ((6, 2, 16, 5), 2)]
+)
+def test_dimensions_after_the_rotated_ones_are_normed_alone(
+    shape, rotated, normed, device, assert_close
+):
+    check(shape, normed, torch.float32, device, assert_close, rotated)
+    check(shape, normed, torch.float16, device, assert_close, rotated)
+
+
 def test_wrong_arguments_are_refused_by_name(device):
     qkv, cache, slots, positions, cos_sin = make(4, 2, 64, 3, torch.float32, device)
     k_cache, v_cache = cache[:, :, 0], cache[:, :, 1]
@@ -90,6 +103,9 @@ def test_wrong_arguments_are_refused_by_name(device):
         norm_rope_write_kv(qkv, positions.int(), cos_sin, k_cache, v_cache, slots)
     with pytest.raises(ValueError, match="cos_sin must be contiguous"):
         norm_rope_write_kv(qkv, positions, cos_sin[:, :32], k_cache, v_cache, slots)
+    for wrong in (cos_sin[:, :33].contiguous(), torch.cat((cos_sin, cos_sin), 1)):
+        with pytest.raises(ValueError, match=r"contiguous \[P, R\], an even R up to 64"):
+            norm_rope_write_kv(qkv, positions, wrong, k_cache, v_cache, slots)
     with pytest.raises(ValueError, match="do not hold heads"):
         norm_rope_write_kv(qkv[:, :256], positions, cos_sin, k_cache, v_cache, slots)
 

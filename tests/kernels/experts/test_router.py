@@ -95,6 +95,47 @@ def test_sigmoids_choose_with_a_bias_and_weigh_without(
     assert_lists_agree(routing)
 
 
+# Experts, groups, groups that are kept, experts of a row.
+GROUPS = [(12, 3, 2, 4), (20, 4, 1, 5), (16, 4, 2, 6), (32, 8, 4, 8), (6, 3, 3, 2)]
+
+
+@pytest.mark.parametrize("is_sigmoid", [False, True])
+@pytest.mark.parametrize("shape", GROUPS)
+def test_experts_are_those_of_the_best_groups(shape, is_sigmoid, device, assert_close):
+    experts, groups, kept, top_k = shape
+    x, weight = made((9, 64, experts, top_k), torch.float32, device)
+    bias = torch.randn(experts, generator=torch.Generator().manual_seed(1)).to(device) * 0.3
+    rule = {"is_sigmoid": is_sigmoid, "bias": bias, "scale": 2.5}
+    router = Router(weight, top_k, True, **rule, num_shared=1, num_groups=groups, kept_groups=kept)
+    _, routing = route(x, router, None, EPS)
+    logits = x @ weight.T
+    found = reference.choose_experts(logits, top_k, True, **rule, groups=(groups, kept))
+    anywhere = reference.choose_experts(logits, top_k, True, **rule)
+    assert groups == kept or not torch.equal(found[1], anywhere[1])
+    weights, chosen = reference.with_shared_experts(*found, experts, 1, None)
+    assert torch.equal(routing.experts.long(), chosen)
+    assert_close(routing.weights, weights)
+    assert_lists_agree(routing)
+
+
+@pytest.mark.filterwarnings("ignore:.* encountered in:RuntimeWarning")
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 0.0])
+def test_rows_of_padding_have_experts_of_the_first_groups_or_of_any(value, device):
+    x, weight = made((3, 64, 20, 8), torch.float32, device)
+    x[1] = value
+    router = Router(weight, 8, False, is_sigmoid=True, num_groups=5, kept_groups=2)
+    _, routing = route(x, router, None, EPS)
+    assert_lists_agree(routing)
+    assert all(len({index // 4 for index in row}) == 2 for row in routing.experts.tolist())
+
+
+def test_of_equal_groups_the_first_are_kept_and_of_equal_experts_too(device):
+    x, weight = torch.ones(1, 16, device=device), torch.ones(12, 16, device=device)
+    bias = torch.tensor([0.0] * 8 + [1.0] * 4, device=device)  # the last group is the best one
+    router = Router(weight, 6, True, bias, True, num_groups=3, kept_groups=2)
+    assert route(x, router, None, EPS)[1].experts.tolist() == [[8, 9, 10, 11, 0, 1]]
+
+
 def test_what_is_added_to_a_sum_counts_where_scores_are_small(device, assert_close):
     x, weight = made((3, 64, 12, 4), torch.float32, device)
     bias = torch.full((12,), -8.0, device=device)  # of the logits: each score is about 3e-4
@@ -135,6 +176,9 @@ def test_wrong_arguments_are_refused_by_name(device):
     x, router = made((2, 32, 4, 2), torch.float32, device)
     with pytest.raises(ValueError, match="top_k: 5 of 4 experts"):
         route(x, Router(router, 5, True), None, EPS)
+    for groups, top_k in ((3, 1), (4, 1), (2, 3)):
+        with pytest.raises(ValueError, match=f"{top_k} of 4 experts, of 1 of {groups} groups"):
+            route(x, Router(router, top_k, True, num_groups=groups), None, EPS)
     with pytest.raises(ValueError, match=r"x must be \[T, 32\]"):
         route(x[:, :16], Router(router, 2, True), None, EPS)
     with pytest.raises(TypeError, match=r"x is torch\.float32, router is torch\.float16"):
