@@ -7,7 +7,7 @@ the block size, so that all groups have block ends in common. What is left over 
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -35,6 +35,11 @@ class KvPlan:
     def page_bytes(self) -> int:
         """Bytes of a page."""
         return self.page_width * self.dtype.itemsize
+
+    def of_layers(self, indices: Sequence[int]) -> "KvPlan":
+        """The pages as some of the layers see them."""
+        shapes = tuple(self.shapes[index] for index in indices)
+        return replace(self, shapes=shapes, places=tuple(self.places[index] for index in indices))
 
     def in_words(self, num_pages: int) -> str:
         """The sizes of a pool of so many pages."""

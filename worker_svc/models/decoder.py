@@ -14,12 +14,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from kernels import fp8
 from kernels.cpu import library
 from kernels.cpu.library import Library
 from worker_svc.attention.batch import AttentionBatch, LastTokens, fuses
 from worker_svc.attention.kv_cache import KVCache
-from worker_svc.attention.kv_plan import KvPlan, plan_of
+from worker_svc.attention.kv_plan import KvPlan
 from worker_svc.attention.layer_cache import LayerCache
 from worker_svc.attention.page_cache import PageCache
 from worker_svc.attention.torch_backend import AttentionStep
@@ -262,16 +261,7 @@ class Decoder:
 
     def kv_plan(self, block_size: int, max_model_len: int) -> KvPlan | None:
         """The KV groups of layers with different windows; None: all layers have one table."""
-        windows = [kind.window for kind in self.kinds]
-        # No family has both windows and states, so nothing shows that they go together.
-        if not any(windows) or self.spec.has_states:
-            return None
-        if self.fused is not None or fp8.is_fp8(self.kv_dtype):
-            what = "layers of ours on CUDA have" if self.fused else "a cache in FP8 has"
-            logger.warning("%s one block table: layers with windows keep all tokens", what)
-            return None
-        shapes = [attention.kv_shape for attention in self.spec.attentions]
-        return plan_of(shapes, windows, block_size, self.kv_dtype)
+        return self.spec.kv_plan(block_size, max_model_len, self.kv_dtype)
 
     def block_bytes(self, block_size: int) -> int:
         """Bytes of one block over all layers that have keys and values."""
@@ -308,7 +298,7 @@ class Decoder:
         With `last` (fused layers only) the result has only the rows of those tokens, [R, hidden].
         """
         if self.fused is not None:
-            assert isinstance(kv_cache, KVCache)  # see `kv_plan`
+            assert not isinstance(kv_cache, LayerCache)  # of latents, which they do not have
             return self.fused.forward(token_ids, positions, kv_cache, batch, last)
         assert last is None
         residual = self._embedding(token_ids)  # [T, hidden]

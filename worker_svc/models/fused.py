@@ -21,6 +21,7 @@ from worker_svc.attention.backend import AttentionChoice, LayerChoices
 from worker_svc.attention.batch import AttentionBatch, HeadLayout, LastTokens
 from worker_svc.attention.call import AttentionCall
 from worker_svc.attention.kv_cache import KVCache
+from worker_svc.attention.page_cache import PageCache
 from worker_svc.attention.triton import Rotary, TritonAttention
 from worker_svc.models.cluster_layers import ClusterLayers, LayerWeights
 from worker_svc.models.embedding import Embedding
@@ -51,6 +52,7 @@ from worker_svc.parallel.peer_memory import Slot
 if TYPE_CHECKING:
     from kernels.cluster.decode_layer import DecodeLayer
 
+Cache = KVCache | PageCache
 Gemm = FusedLinear | NarrowLinear
 NormedGemm = NormedLinear | NormedNarrowLinear
 
@@ -204,6 +206,7 @@ class FusedDecoder:
     ) -> None:
         self._embedding = embedding
         self._layers = layers
+        self._places = list(range(len(layers)))  # of their keys and values in the cache
         self._group = group
         self._final_norm = final_norm
         self._head = FusedLinear(head, None)
@@ -282,7 +285,7 @@ class FusedDecoder:
         self,
         token_ids: Tensor,
         positions: Tensor,
-        kv_cache: KVCache,
+        kv_cache: Cache,
         batch: AttentionBatch,
         last: LastTokens | None = None,
     ) -> Tensor:
@@ -295,6 +298,7 @@ class FusedDecoder:
             hidden, q, batch = _of_last(last, hidden, q)
             return self._finish(hidden, q, kv_cache, batch) if len(q) else hidden.residual
         if self.one_row is not None and len(token_ids) == 1 and batch.is_decode:
+            assert isinstance(kv_cache, KVCache)  # clusters are for layers without windows
             return self.one_row.forward(self._embedding(token_ids), positions, kv_cache, batch)
         hidden = self._embed(token_ids)
         for index in range(len(self._layers)):
@@ -318,7 +322,7 @@ class FusedDecoder:
         return TileHeads(heads.num_heads, heads.num_kv_heads, heads.head_dim)
 
     def begin(
-        self, token_ids: Tensor, positions: Tensor, kv_cache: KVCache, batch: AttentionBatch
+        self, token_ids: Tensor, positions: Tensor, kv_cache: Cache, batch: AttentionBatch
     ) -> tuple[Tensor, Tensor]:
         """Everything before the last layer's attention: the residual, and queries [T, H * D].
 
@@ -328,7 +332,7 @@ class FusedDecoder:
         return hidden.residual, q.flatten(1)
 
     def finish(
-        self, carried: tuple[Tensor, Tensor], kv_cache: KVCache, batch: AttentionBatch
+        self, carried: tuple[Tensor, Tensor], kv_cache: Cache, batch: AttentionBatch
     ) -> Tensor:
         """The rest for some rows of what `begin` returns: hidden states [R, hidden], normed.
 
@@ -339,7 +343,7 @@ class FusedDecoder:
         return self._finish(Hidden(residual), queries, kv_cache, batch)
 
     def _begin(
-        self, token_ids: Tensor, positions: Tensor, kv_cache: KVCache, batch: AttentionBatch
+        self, token_ids: Tensor, positions: Tensor, kv_cache: Cache, batch: AttentionBatch
     ) -> tuple[Hidden, Tensor]:
         hidden, last = self._embed(token_ids), len(self._layers) - 1
         for index in range(last):
@@ -347,9 +351,7 @@ class FusedDecoder:
         qkv, rms_of = self._layers[last].qkv(hidden, self._eps)
         return hidden, self._write_kv(last, qkv, rms_of, positions, kv_cache, batch)
 
-    def _finish(
-        self, hidden: Hidden, q: Tensor, kv_cache: KVCache, batch: AttentionBatch
-    ) -> Tensor:
+    def _finish(self, hidden: Hidden, q: Tensor, kv_cache: Cache, batch: AttentionBatch) -> Tensor:
         last = len(self._layers) - 1
         return self._normed(self._close(last, hidden, self._attend(last, q, kv_cache, batch)))
 
@@ -364,7 +366,7 @@ class FusedDecoder:
         index: int,
         hidden: Hidden,
         positions: Tensor,
-        kv_cache: KVCache,
+        kv_cache: Cache,
         batch: AttentionBatch,
     ) -> Hidden:
         """A layer as a whole."""
@@ -373,8 +375,9 @@ class FusedDecoder:
         attended = None
         if rms_of is None and self._attends_by[index].decode is self.triton:
             rotary = Rotary(positions, layer.cos_sin, layer.qk_norms, self._eps)
-            kv = kv_cache.of_layer(index)
-            attended = self.triton.from_projection(qkv, rotary, kv, layer.kind, batch)
+            kv = kv_cache.of_layer(self._places[index])
+            of_group = batch.of_group(kv.group)
+            attended = self.triton.from_projection(qkv, rotary, kv, layer.kind, of_group)
         if attended is None:
             q = self._write_kv(index, qkv, rms_of, positions, kv_cache, batch)
             attended = self._attend(index, q, kv_cache, batch)
@@ -386,15 +389,16 @@ class FusedDecoder:
         qkv: Tensor,
         rms_of: Tensor | None,
         positions: Tensor,
-        kv_cache: KVCache,
+        kv_cache: Cache,
         batch: AttentionBatch,
     ) -> Tensor:
         """A layer's queries [T, H, D]; its keys and values go to the cache."""
-        kv, layer = kv_cache.of_layer(index), self._layers[index]
+        kv, layer = kv_cache.of_layer(self._places[index]), self._layers[index]
         q_norm, k_norm = layer.qk_norms or (None, None)
+        slot_mapping = batch.of_group(kv.group).slot_mapping
         return norm_rope_write_kv(
-            qkv, positions, layer.cos_sin, kv.k, kv.v, batch.slot_mapping,
-            q_norm, k_norm, self._eps, rms_of, kv.scales, kv.key_offsets,
+            qkv, positions, layer.cos_sin, kv.k, kv.v, slot_mapping, q_norm, k_norm,
+            self._eps, rms_of, kv.scales, kv.key_offsets,
         )  # fmt: skip
 
     def _close(self, index: int, hidden: Hidden, attended: Tensor) -> Hidden:
@@ -413,6 +417,7 @@ class FusedDecoder:
         short = copy.copy(self)
         kept = rehearsed([(layer.kind, type(layer.feed).__name__) for layer in self._layers])
         short._layers = [self._layers[index] for index in kept]
+        short._places = [self._places[index] for index in kept]
         short.attention = self._attention
         short.one_row = self.one_row and self.one_row.shortened(len(kept))
         return short
@@ -506,9 +511,11 @@ class FusedDecoder:
             return self._final_norm
         return None if reader.norms(num_rows) else reader.norm
 
-    def _attend(self, index: int, q: Tensor, kv_cache: KVCache, batch: AttentionBatch) -> Tensor:
-        layer, kv = self._layers[index], kv_cache.of_layer(index)
-        call = AttentionCall(q, kv, batch, layer.kind, sinks=layer.sinks)
+    def _attend(self, index: int, q: Tensor, kv_cache: Cache, batch: AttentionBatch) -> Tensor:
+        layer = self._layers[index]
+        kv = kv_cache.of_layer(self._places[index])
+        of_group = batch.of_group(kv.group)
+        call = AttentionCall(q, kv, of_group, layer.kind, sinks=layer.sinks)
         return self._attends_by[index].attend(call)
 
 

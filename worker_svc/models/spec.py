@@ -4,19 +4,24 @@ Families make it out of a config.json; layers, caches and kernels are built from
 neither files nor numbers of weights.
 """
 
+import logging
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
 import torch
 
+from kernels import fp8
 from kernels.attention_kind import AttentionKind
 from kernels.expert_clamp import Clamp
 from worker_svc.attention.batch import HeadLayout
+from worker_svc.attention.kv_plan import KvPlan, plan_of
 from worker_svc.attention.layer_cache import KvShape
 from worker_svc.models.rope import RotaryConfig, YarnScaling
 from worker_svc.quantization.scheme import Quantization
 from worker_svc.states.slots import StateKey, StateShape
+
+logger = logging.getLogger(__name__)
 
 CONV, RECURRENT = "conv", "recurrent"  # names of a layer's states
 
@@ -567,10 +572,27 @@ class ModelSpec:
                 return replace(self, names=names)
         return self
 
+    def kv_plan(self, block_size: int, max_model_len: int, dtype: torch.dtype) -> KvPlan | None:
+        """The KV groups of layers with different windows; None: all layers have one table."""
+        windows = [attention.kind(max_model_len).window for attention in self.attentions]
+        # No family has both windows and states, so nothing shows that they go together.
+        if not any(windows) or self.has_states:
+            return None
+        if fp8.is_fp8(dtype):
+            logger.warning(
+                "a cache in FP8 has one block table: layers with windows keep all tokens"
+            )
+            return None
+        return plan_of([each.kv_shape for each in self.attentions], windows, block_size, dtype)
+
+    @property
+    def rehearsed_layers(self) -> list[int]:
+        """The few layers that stand for all of them in a rehearsal."""
+        return rehearsed([layer.unrotated for layer in self.layers])
+
     def rehearsed(self) -> "ModelSpec":
-        """The model of the few layers that stand for all of them in a rehearsal."""
-        kinds = [layer.unrotated for layer in self.layers]
-        return replace(self, layers=tuple(self.layers[index] for index in rehearsed(kinds)))
+        """The model of the layers of a rehearsal alone."""
+        return replace(self, layers=tuple(self.layers[index] for index in self.rehearsed_layers))
 
 
 def rehearsed(kinds: Sequence[Hashable]) -> list[int]:

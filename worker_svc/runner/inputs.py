@@ -1,5 +1,6 @@
 """Converts host rows to the flat tensors of one forward pass."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -48,7 +49,7 @@ def build(state: BatchState, rows: Rows, saves: DueSaves = NONE_DUE) -> ModelInp
     )
     max_context_len, max_seqlen_q = int(ends.max()), int(num_scheduled.max())
     context_lens, starts, cuts = ends_.int(), starts.int(), _cuts(saves)
-    attention, *others = (
+    batches = [
         AttentionBatch(
             slot_mapping=_kv_slots(state, part, block_index, in_block),
             block_tables=_tables(state, part, max_context_len).index_select(0, row_slots),
@@ -60,18 +61,17 @@ def build(state: BatchState, rows: Rows, saves: DueSaves = NONE_DUE) -> ModelInp
             state_cuts=cuts,
         )
         for part, block_index, in_block in zip(parts, lookups[::2], lookups[1::2], strict=True)
-    )
+    ]
     is_cuda = state.device.type == "cuda"
     num_decodes = int((num_scheduled != 1).argmax())  # the leading rows
     if is_cuda and num_decodes:
-        attention, *others = (
-            replace(each, parts=_split(each, num_decodes)) for each in (attention, *others)
-        )
+        batches = [replace(each, parts=_split(each, num_decodes)) for each in batches]
+    attention = _of_groups(batches)
     has_last = is_cuda and not rows.is_decode and rows.drafts is None
     return ModelInputs(
         token_ids=state.token_rows.view(-1).index_select(0, token_index).long(),
         positions=positions_,
-        attention=replace(attention, others=tuple(others)) if others else attention,
+        attention=attention,
         logit_rows=None if rows.is_decode else last,
         last=last_tokens(last, who, attention) if has_last else None,
     )
@@ -128,13 +128,22 @@ def _sampling_tokens(rows: Rows, cu_seqlens: IntColumn) -> IntColumn:
 
 def last_tokens(rows: Tensor, sequences: Tensor, batch: AttentionBatch) -> LastTokens:
     """The last tokens [R] of these sequences [R] of a batch."""
-    attention = AttentionBatch.of_decodes(
-        batch.slot_mapping.index_select(0, rows),
-        batch.block_tables.index_select(0, sequences),
-        batch.context_lens.index_select(0, sequences),
-        batch.max_context_len,
+    batches = (
+        AttentionBatch.of_decodes(
+            each.slot_mapping.index_select(0, rows),
+            each.block_tables.index_select(0, sequences),
+            each.context_lens.index_select(0, sequences),
+            each.max_context_len,
+        )
+        for each in (batch, *batch.others)
     )
-    return LastTokens(rows, attention)
+    return LastTokens(rows, _of_groups(batches))
+
+
+def _of_groups(batches: Iterable[AttentionBatch]) -> AttentionBatch:
+    """The batch of group 0, which leads to those of the others."""
+    first, *others = batches
+    return replace(first, others=tuple(others)) if others else first
 
 
 def _split(batch: AttentionBatch, num_decodes: int) -> tuple[AttentionBatch, AttentionBatch]:
@@ -168,7 +177,7 @@ def build_idle(limits: Limits, lengths: list[int], device: torch.device) -> Mode
     cu_seqlens = np.zeros(len(lengths) + 1, dtype=np.int32)
     np.cumsum(ends, out=cu_seqlens[1:])
     positions = np.concatenate([np.arange(length) for length in lengths])
-    first, *others = (
+    batches = (
         AttentionBatch(
             slot_mapping=torch.full((len(positions),), -1, dtype=torch.int64, device=device),
             block_tables=torch.zeros((len(lengths), part.width), dtype=torch.int32, device=device),
@@ -179,10 +188,9 @@ def build_idle(limits: Limits, lengths: list[int], device: torch.device) -> Mode
         )
         for part in limits.tables.parts
     )
-    attention = replace(first, others=tuple(others)) if others else first
     return ModelInputs(
         token_ids=torch.zeros(len(positions), dtype=torch.int64, device=device),
         positions=torch.from_numpy(positions).to(device),
-        attention=attention,
+        attention=_of_groups(batches),
         logit_rows=None,
     )

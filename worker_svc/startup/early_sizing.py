@@ -24,7 +24,7 @@ def require_room(
     `models` are the one that is served, and one that drafts for it. Where layers with windows have
     pages of their own the loaded model is looked at: how many it needs is not known here.
     """
-    if device.type == "cpu" and config.kv_groups == "auto" and _has_windows(models[0], limits):
+    if config.kv_groups == "auto" and _has_windows(models[0], limits):
         return
     num_blocks = config.num_kv_blocks or _most_blocks(config, models, kv_dtype, device, limits)
     kv_sizing.require_one_sequence(num_blocks, limits)

@@ -18,15 +18,18 @@ from torch import Tensor
 from kernels import compile_only
 from kernels.comm.inboxes import Inboxes
 from kernels.compile_only import Specialization
+from worker_svc.attention.kv_plan import KvPlan
 from worker_svc.config import WorkerConfig
 from worker_svc.device.device import resolve_dtype, resolve_kv_dtype
 from worker_svc.models import Decoder
 from worker_svc.models import config as model_config
+from worker_svc.models.sharding import Sharding
+from worker_svc.models.spec import ModelSpec
 from worker_svc.parallel.group import ALONE, Group
 from worker_svc.parallel.peer_memory import PeerMemory, Slot, inbox_size
 from worker_svc.protocol.step import Limits
 from worker_svc.runner.cuda_runner import CudaRunner
-from worker_svc.startup import startup
+from worker_svc.startup import kv_groups, startup
 from worker_svc.startup.precompile import Job
 
 log = logging.getLogger(__name__)
@@ -125,31 +128,39 @@ def groups(config: WorkerConfig) -> Iterator[Group]:
 def rehearse(job: Job, on_new: Callable[[Specialization], None]) -> None:
     """Calls `on_new` for each kernel that the worker will launch, in launch order."""
     compile_only.note_launches(job.arch, on_new)
-    shape = model_config.load(job.folder, job.config.ignore_config_keys).rehearsed()
+    shape = model_config.load(job.folder, job.config.ignore_config_keys)
     dtype = resolve_dtype(job.dtype, torch.device("cuda"), shape.checkpoint_dtype)
     kv_dtype = resolve_kv_dtype(job.config.kv_cache_dtype, dtype)
     max_model_len = job.config.max_model_len or shape.max_model_len
     limits = startup.shape_limits(job.config, "cuda", max_model_len, shape.vocab_size)
     meta, _known = torch.device("meta"), _know_shapes()
     for group in groups(job.config):
-        model = Decoder(shape, dtype, meta, max_model_len, group, kv_dtype)
+        model = Decoder(shape.rehearsed(), dtype, meta, max_model_len, group, kv_dtype)
         model.pack()
         if model.fused is not None:
-            _rehearse(model, limits)
+            has_one = kv_groups.has_one_table(job.config)
+            _rehearse(model, limits, None if has_one else _plan(shape, model, limits))
 
 
-def _rehearse(model: Decoder, limits: Limits) -> None:
-    prefills, decodes = _runner(model, limits, SMALL_CACHE).rehearsals()
+def _plan(whole: ModelSpec, model: Decoder, limits: Limits) -> KvPlan | None:
+    """The KV groups of the whole model, as the layers of a rehearsal see them."""
+    spec = Sharding(whole, model.group.rank, model.group.size).spec
+    plan = spec.kv_plan(limits.block_size, limits.max_model_len, model.kv_dtype)
+    return plan and plan.of_layers(whole.rehearsed_layers)
+
+
+def _rehearse(model: Decoder, limits: Limits, plan: KvPlan | None) -> None:
+    prefills, decodes = _runner(model, limits, plan, SMALL_CACHE).rehearsals()
     # Decode kernels do not depend on the size of the cache.
-    more_prefills, _ = _runner(model, limits, LARGE_CACHE).rehearsals()
+    more_prefills, _ = _runner(model, limits, plan, LARGE_CACHE).rehearsals()
     with torch.inference_mode():
         for step in (*prefills, *more_prefills, *decodes):
             step()
 
 
-def _runner(model: Decoder, limits: Limits, num_blocks: int) -> CudaRunner:
-    kv_cache = model.new_cache(num_blocks, limits.block_size)
-    return CudaRunner(model, kv_cache, limits, model.device)
+def _runner(model: Decoder, limits: Limits, plan: KvPlan | None, num_blocks: int) -> CudaRunner:
+    kv_cache = kv_groups.cache_for(model, plan, num_blocks, limits.block_size)
+    return CudaRunner(model, kv_cache, kv_groups.with_groups(limits, plan), model.device)
 
 
 def main(arguments: Sequence[str]) -> int:

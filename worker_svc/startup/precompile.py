@@ -41,6 +41,8 @@ SHAPING = (
     "max_model_len",
     "tensor_parallel_size",
     "all_reduce",
+    "attention_backend",
+    "kv_groups",
     "ignore_config_keys",
 )
 _MODULE = "worker_svc.startup.kernel_compiler"

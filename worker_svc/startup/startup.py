@@ -341,6 +341,8 @@ def _choose_attention(config: WorkerConfig, model: LoadedModel) -> None:
     if not isinstance(decoder, Decoder) or decoder.fused is None:
         return
     triton = decoder.fused.triton
+    # See `kv_groups.plan_for`.
+    candidates = model.candidates if model.kv_plan is None else Candidates()
 
     def measure(kind: AttentionKind) -> Measure:
         limits = _limits(config, model, 1)
@@ -348,7 +350,7 @@ def _choose_attention(config: WorkerConfig, model: LoadedModel) -> None:
 
     decoder.fused.attention = LayerChoices(
         {
-            kind: choose(kind, triton, model.candidates, partial(measure, kind), decoder.group)
+            kind: choose(kind, triton, candidates, partial(measure, kind), decoder.group)
             for kind in dict.fromkeys(decoder.kinds)
         }
     )
@@ -435,9 +437,7 @@ def _limits(
     facts, plan = model.facts, model.kv_plan
     limits = shape_limits(config, model.device.type, facts.max_model_len, facts.vocab_size)
     limits = replace(limits, num_blocks=num_blocks, num_host_blocks=num_host_blocks)
-    if plan is None:
-        return limits
-    return replace(limits, block_size=plan.groups[0].block_size, kv_groups=plan.groups)
+    return kv_groups.with_groups(limits, plan)
 
 
 def _num_state_snapshots(config: WorkerConfig, model: LoadedModel, max_num_seqs: int) -> int:

@@ -17,6 +17,8 @@ from tests.worker_svc.runner.test_batch_state import column
 from tests.worker_svc.transformers_models.families import VOCAB_SIZE, WINDOW, write
 from worker_svc.attention.page_cache import PageCache
 from worker_svc.config import WorkerConfig
+from worker_svc.models import Decoder, compiled, linear
+from worker_svc.models.step_model import StepModel
 from worker_svc.protocol.step import GroupBlocks, Limits, NewSequence, RowSampling, StepInput
 from worker_svc.runner.eager_runner import EagerRunner
 from worker_svc.runner.model_runner import ModelRunner
@@ -24,7 +26,10 @@ from worker_svc.startup import startup
 from worker_svc.transformers_models.attention import KernelAttention
 from worker_svc.transformers_models.model import TransformersModel, TransformersStack
 
-pytestmark = needs_interpreter
+pytestmark = [
+    *needs_interpreter,
+    pytest.mark.filterwarnings("ignore:All-NaN slice encountered:RuntimeWarning"),
+]
 
 CONTEXT, NUM_PAGES = 40, 45
 DRAWN = RowSampling(temperature=1.2, seed=4)
@@ -33,17 +38,24 @@ FILTERED = RowSampling(temperature=1.1, top_k=7, seed=2)
 SAMPLINGS = [RowSampling(), DRAWN, ASKING, FILTERED]
 
 
+def families(*names: str) -> pytest.MarkDecorator:
+    """The fixture `served` for these families."""
+    return pytest.mark.parametrize("served", names, indirect=True)
+
+
 @pytest.fixture(scope="module")
-def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def served(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, str]:
+    """A checkpoint, and the implementation of its layers."""
+    name, impl = request.param.split(" by ")
     # Heads of a size that kernels serve.
-    path = tmp_path_factory.mktemp("graphs") / request.param
-    return write(request.param, path, {"head_dim": 16, "hidden_size": 64})
+    path = tmp_path_factory.mktemp("graphs") / name
+    return write(name, path, {"head_dim": 16, "hidden_size": 64}), impl
 
 
-def loaded(folder: Path) -> tuple[TransformersModel, PageCache, Limits]:
-    config = WorkerConfig(
-        device="cpu", model_impl="transformers", block_size=4, max_model_len=CONTEXT
-    )
+def loaded(folder: Path, impl: str) -> tuple[StepModel, PageCache, Limits]:
+    config = WorkerConfig(device="cpu", model_impl=impl, block_size=4, max_model_len=CONTEXT)
     model = startup.load(config, folder, "float32", "")
     plan = model.kv_plan
     assert plan is not None
@@ -57,22 +69,32 @@ def loaded(folder: Path) -> tuple[TransformersModel, PageCache, Limits]:
         vocab_size=VOCAB_SIZE,
         kv_groups=plan.groups,
     )
-    assert isinstance(model.decoder, TransformersModel)
     return model.decoder, PageCache(plan, NUM_PAGES, CPU), limits
+
+
+def record(model: StepModel) -> None:
+    """Gives a model the layers that graphs record on CUDA."""
+    if isinstance(model, TransformersModel):
+        assert KernelAttention.serves(model._layout)
+        model._kernels = KernelAttention(model._layout, torch.empty(0))
+        model.stack = TransformersStack(model, model._layout)
+    else:
+        assert isinstance(model, Decoder)
+        model.fused = model._fuse()
 
 
 @pytest.fixture
 def runners(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, few_programs: None
+    served: tuple[Path, str], monkeypatch: pytest.MonkeyPatch, few_programs: None
 ) -> Iterator[tuple[ModelRunner, ModelRunner]]:
     """The runner of the CPU, and that of CUDA with kernels interpreted."""
     from worker_svc.runner.cuda_runner import CudaRunner  # noqa: PLC0415 - Triton must interpret
 
-    eager = EagerRunner(*loaded(folder), CPU)
-    model, cache, limits = loaded(folder)
-    assert KernelAttention.serves(model._layout)
-    model._kernels = KernelAttention(model._layout, torch.empty(0))
-    model.stack = TransformersStack(model, model._layout)
+    eager = EagerRunner(*loaded(*served), CPU)
+    monkeypatch.setattr(compiled, "supports", lambda heads, kinds: False)
+    monkeypatch.setattr(linear, "pack", lambda weight, bias: None)
+    model, cache, limits = loaded(*served)
+    record(model)
     use_few_splits(monkeypatch)
     yield eager, launching(CudaRunner(model, cache, limits, CPU), monkeypatch)
 
@@ -217,7 +239,7 @@ def play(runners: tuple[ModelRunner, ModelRunner], planner: Planner, num_steps: 
     return num_tokens
 
 
-@pytest.mark.parametrize("folder", ["gpt_oss"], indirect=True)
+@families("gpt_oss by transformers", "gpt_oss by native")
 def test_random_steps_give_the_tokens_of_the_eager_runner(
     runners: tuple[ModelRunner, ModelRunner],
 ) -> None:
@@ -226,7 +248,7 @@ def test_random_steps_give_the_tokens_of_the_eager_runner(
     assert planner.num_reused > 15
 
 
-@pytest.mark.parametrize("folder", ["gemma3"], indirect=True)
+@families("gemma3 by transformers", "gemma3 by native")
 def test_decodes_give_the_tokens_and_the_state_of_the_eager_runner(
     runners: tuple[ModelRunner, ModelRunner],
 ) -> None:

@@ -39,9 +39,10 @@ def main(folder: Path, steps: list[list[int]]) -> None:
     )
     model = Decoder(shape, torch.bfloat16, META, MAX_MODEL_LEN, ALONE)
     model.pack()
-    kernel_compiler._rehearse(model, limits)
+    plan = model.kv_plan(limits.block_size, MAX_MODEL_LEN)
+    kernel_compiler._rehearse(model, limits, plan)
     num_rehearsed, surprises = len(found), []
-    runner = kernel_compiler._runner(model, limits, kernel_compiler.LARGE_CACHE)
+    runner = kernel_compiler._runner(model, limits, plan, kernel_compiler.LARGE_CACHE)
     for step in steps:
         before = len(found)
         run(runner, *step)
