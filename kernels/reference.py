@@ -44,9 +44,11 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return mirrored[..., :size] * weight
 
 
-def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """(norm of x + residual, x + residual); the sum is computed in float32 and rounded once."""
-    total = x + residual
+def add_rms_norm(
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float, scale: float = 1.0
+) -> tuple[Tensor, Tensor]:
+    """(norm of scale * x + residual, and that sum), computed in float32 and rounded once."""
+    total = torch.add(residual, x, alpha=scale)
     return rms_norm(total, weight, eps), total
 
 

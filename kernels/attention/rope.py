@@ -43,7 +43,8 @@ def norm_rope_write_kv(
     """Return the rotated queries and fill the caches; `qkv` is left as it was.
 
     Row p of `cos_sin` is the R/2 cosines of position p, then its sines. `q_weight` and `k_weight`
-    [D] are the q/k norms, both or neither.
+    are the q/k norms, both or neither: [D] those of each head, [H D] and [Hkv D] one of all heads'
+    queries and one of all keys.
     """
     num_tokens, width = qkv.shape
     _, block_size, num_kv_heads, head_dim = k_cache.shape
@@ -68,11 +69,13 @@ def norm_rope_write_kv(
         raise TypeError("positions and slot_mapping must be int64")
     if (q_weight is None) != (k_weight is None):
         raise ValueError("q_weight and k_weight come together")
-    for weight in (q_weight, k_weight):
+    norms_all = q_weight is not None and len(q_weight) > head_dim
+    for weight, heads in ((q_weight, num_heads), (k_weight, num_kv_heads)):
         if weight is None:
             continue
-        if weight.shape != (head_dim,) or weight.dtype not in (qkv.dtype, torch.float32):
-            raise ValueError(f"norm weights must be [{head_dim}] of {qkv.dtype} or float32")
+        size = heads * head_dim if norms_all else head_dim
+        if weight.shape != (size,) or weight.dtype not in (qkv.dtype, torch.float32):
+            raise ValueError(f"norm weights must be [{size}] of {qkv.dtype} or float32")
 
     if rms_of is not None and (len(rms_of) != num_tokens or not rms_of.is_contiguous()):
         raise ValueError(f"rms_of must be contiguous [{num_tokens}, N], got {tuple(rms_of.shape)}")
@@ -101,6 +104,7 @@ def norm_rope_write_kv(
         HEADS=heads,
         STEP=FACTOR_STEP,
         NORM=q_weight is not None,
+        NORMS_ALL=norms_all,
         OFFSETS=key_offsets is not None,
         MANTISSA=mantissa,
         PDL=has_pdl(qkv),
@@ -108,6 +112,17 @@ def norm_rope_write_kv(
         **launch_options(qkv),
     )  # fmt: skip
     return q
+
+
+@triton.jit
+def _mean_square(row_ptr: tl.tensor, size: tl.tensor, STEP: tl.constexpr) -> tl.tensor:
+    """That of the numbers of a contiguous row [size]."""
+    square = tl.zeros([STEP], tl.float32)
+    for first in range(0, size, STEP):
+        i = first + tl.arange(0, STEP)
+        x = tl.load(row_ptr + i, mask=i < size, other=0.0).to(tl.float32)
+        square += x * x
+    return tl.sum(square, 0) / size
 
 
 @triton.jit
@@ -138,6 +153,7 @@ def _norm_rope_write_kv_kernel(
     HEADS: tl.constexpr,
     STEP: tl.constexpr,
     NORM: tl.constexpr,
+    NORMS_ALL: tl.constexpr,  # the norm is one of all heads
     OFFSETS: tl.constexpr,  # of keys
     MANTISSA: tl.constexpr,  # bits of FP8 numbers; 0: the caches are of the type of qkv
     PDL: tl.constexpr,
@@ -190,7 +206,20 @@ def _norm_rope_write_kv_kernel(
             row = cos_sin_ptr + position * ROTATED + half
             cos = tl.load(row, mask=turns, other=1.0).to(tl.float32)[None, :]
             sin = tl.load(row + ROTATED // 2, mask=turns, other=0.0).to(tl.float32)[None, :]
-        if NORM:
+        if NORMS_ALL:
+            weight_ptr = q_weight_ptr if is_q else k_weight_ptr
+            num_heads = tl.where(is_q, NUM_HEADS, NUM_KV_HEADS)
+            row = qkv_ptr + token * stride_qkv + section * D
+            square = _mean_square(row, num_heads * D, STEP)
+            if N > 0:
+                square *= factor * factor
+            all_factor = tl.rsqrt(square + eps)
+            weights = weight_ptr + (heads * D)[:, None] + dims[None, :]
+            w1 = tl.load(weights, mask=inside, other=0.0)
+            w2 = tl.load(weights + apart_row, mask=inside, other=0.0)
+            f1 = ((f1 * all_factor).to(w1.dtype) * w1).to(tl.float32)
+            f2 = ((f2 * all_factor).to(w2.dtype) * w2).to(tl.float32)
+        elif NORM:
             weight_ptr = q_weight_ptr if is_q else k_weight_ptr
             square = tl.sum(f1 * f1, 1) + tl.sum(f2 * f2, 1)
             head_factor = tl.rsqrt(square / D + eps)[:, None]

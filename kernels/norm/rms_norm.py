@@ -2,7 +2,7 @@
 """RMS norm over the last dimension, alone or after adding the residual stream.
 
     x [T, N], weight [N]                    ->  normed [T, N]
-    x [T, N], residual [T, N], weight [N]   ->  normed [T, N], x + residual [T, N]
+    x [T, N], residual [T, N], weight [N]   ->  normed [T, N], scale * x + residual [T, N]
 
 Statistics and the sum are float32; the norm is of the sum before rounding. The weight is of the
 type of x, or float32.
@@ -28,14 +28,14 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 
 
 def add_rms_norm(
-    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, scale: float = 1.0
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns the norm of `x + residual`, and the sum; does not modify the inputs."""
+    """Returns the norm of `scale * x + residual`, and the sum; does not modify the inputs."""
     if x.shape != residual.shape or x.dtype != residual.dtype or not residual.is_contiguous():
         raise ValueError(f"residual must be contiguous {tuple(x.shape)} of {x.dtype}")
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
     total = torch.empty_like(residual)
-    _launch(x, residual, weight, eps, out, total)
+    _launch(x, residual, weight, eps, out, total, scale)
     return out, total
 
 
@@ -46,6 +46,7 @@ def _launch(
     eps: float,
     out: torch.Tensor,
     total: torch.Tensor | None,
+    scale: float = 1.0,
 ) -> None:
     num_rows, width = x.shape
     if weight.shape != (width,) or not weight.is_contiguous():
@@ -66,6 +67,7 @@ def _launch(
         N=width,
         BLOCK=block,
         HAS_RESIDUAL=residual is not None,
+        SCALE=scale,
         PDL=has_pdl(x),
         num_warps=min(16, max(1, block // 512)),
         **launch_options(x),
@@ -84,6 +86,7 @@ def _rms_norm_kernel(
     N: tl.constexpr,
     BLOCK: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
+    SCALE: tl.constexpr,  # of x before the residual is added; 1.0: none
     PDL: tl.constexpr,
 ) -> None:
     row = tl.program_id(0).to(tl.int64)
@@ -94,6 +97,8 @@ def _rms_norm_kernel(
         gdc_launch_dependents()
         gdc_wait()
     x = tl.load(x_ptr + row * stride_x + i, mask=inside, other=0.0).to(tl.float32)
+    if SCALE != 1.0:
+        x *= SCALE
     if HAS_RESIDUAL:
         x += tl.load(residual_ptr + row * N + i, mask=inside, other=0.0).to(tl.float32)
         tl.store(total_ptr + row * N + i, x.to(total_ptr.dtype.element_ty), mask=inside)

@@ -22,7 +22,7 @@ class Rotary:
 
     positions: Tensor  # [T] int64
     cos_sin: Tensor  # [P, R], of the R first dimensions of a head
-    qk_norms: tuple[Tensor, Tensor] | None  # [D] each
+    qk_norms: tuple[Tensor, Tensor] | None  # [D] each, or of all heads
     eps: float
 
 
@@ -68,7 +68,9 @@ class TritonAttention:
             return None
         if rotary.cos_sin.shape[1] != kv.k.shape[3]:
             return None
-        if rotary.qk_norms is not None and rotary.qk_norms[0].dtype != qkv.dtype:
+        of_head = kv.k.shape[3:], qkv.dtype
+        norms = rotary.qk_norms
+        if norms is not None and (norms[0].shape, norms[0].dtype) != of_head:
             return None
         kernels = decode_float8_rows.kernels_for(
             qkv, kv.k, rotary.qk_norms is not None, len(rotary.cos_sin),

@@ -192,7 +192,7 @@ class Decoder:
         On the meta device nothing runs; precompilation uses it to find the kernels for CUDA.
         """
         is_on_gpu = self.device.type in ("cuda", "meta")
-        is_computed = not kernel_limits.beyond_triton(self.spec)
+        is_computed = not kernel_limits.beyond_triton(self.spec, self.group.size)
         return is_on_gpu and fuses(self.heads.head_dim) and is_computed
 
     def destinations(self) -> Destinations:
@@ -439,6 +439,7 @@ class Decoder:
             self.spec.rms_norm_eps,
             self.heads,
             self.group,
+            self.spec.residual_scale,
         )
 
 

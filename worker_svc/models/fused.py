@@ -85,12 +85,14 @@ class FusedLayer:
     kind: AttentionKind
     qkv: NormedGemm
     cos_sin: Tensor  # [P, R] float32, of the R first dimensions of a head
-    qk_norms: tuple[Tensor, Tensor] | None  # [D] each; None for models without QK norm
+    # [D] each, or [H D] and [Hkv D] of all heads; None for models without QK norm
+    qk_norms: tuple[Tensor, Tensor] | None
     o: Gemm
     feed: FusedMlp | FusedExperts
     # [hidden] of attention, and of what feeds forward
     output_norms: tuple[Tensor | None, Tensor | None] = (None, None)
     sinks: Tensor | None = None  # [H], where the kind has them
+    norms_all_heads: bool = False  # one norm is of all heads' queries, and one of all keys
 
     @classmethod
     def of(
@@ -120,13 +122,14 @@ class FusedLayer:
             fused_feed,
             norms,
             attention.sinks,
+            attention.norms_all_heads,
         )
 
     @property
     def is_usual(self) -> bool:
-        """True if outputs are added as they are, and the gate's activation is SiLU."""
+        """True if heads are normed one by one, outputs are added as they are, and SiLU gates."""
         is_silu = isinstance(self.feed, FusedMlp) and self.feed.activation is Activation.SILU
-        return is_silu and self.output_norms == (None, None)
+        return is_silu and self.output_norms == (None, None) and not self.norms_all_heads
 
     @property
     def has_bias(self) -> bool:
@@ -160,22 +163,29 @@ class FusedLayer:
 
     def tuned(self, adds: bool, chosen: Mapping[GemmKind, TunedGemms]) -> "FusedLayer":
         """This layer with the tuned algorithms for the kinds that `weights` yields."""
-        feed = self.feed
+        feed, (o_adds, down_adds) = self.feed, self._added(adds)
         if isinstance(feed, FusedMlp):
-            gate_up, down = _tuned(feed.gate_up, False, chosen), _tuned(feed.down, adds, chosen)
+            gate_up = _tuned(feed.gate_up, False, chosen)
+            down = _tuned(feed.down, down_adds, chosen)
             feed = replace(feed, gate_up=gate_up, down=down)
         return replace(
             self,
             qkv=_tuned(self.qkv, False, chosen),
-            o=_tuned(self.o, adds, chosen),
+            o=_tuned(self.o, o_adds, chosen),
             feed=feed,
         )
 
     def _linears(self, adds: bool) -> Iterator[tuple[NormedGemm | Gemm, bool]]:
         """The layer's GEMMs, and whether each adds to the residual."""
-        yield from ((self.qkv, False), (self.o, adds))
+        o_adds, down_adds = self._added(adds)
+        yield from ((self.qkv, False), (self.o, o_adds))
         if isinstance(self.feed, FusedMlp):
-            yield from ((self.feed.gate_up, False), (self.feed.down, adds))
+            yield from ((self.feed.gate_up, False), (self.feed.down, down_adds))
+
+    def _added(self, adds: bool) -> tuple[bool, bool]:
+        """True for o and for down where each adds to the residual: no norm is in between."""
+        of_attention, of_feed = self.output_norms
+        return adds and of_attention is None, adds and of_feed is None
 
 
 def _weight(norm: RMSNorm | None) -> Tensor | None:
@@ -203,7 +213,9 @@ class FusedDecoder:
         eps: float,
         heads: HeadLayout,
         group: Group,
+        residual_scale: float = 1.0,
     ) -> None:
+        """`residual_scale` is a factor on what attention and feed return, before it is added."""
         self._embedding = embedding
         self._layers = layers
         self._places = list(range(len(layers)))  # of their keys and values in the cache
@@ -212,6 +224,7 @@ class FusedDecoder:
         self._head = FusedLinear(head, None)
         self._eps = eps
         self._heads = heads
+        self._residual_scale = residual_scale
         self.triton = TritonAttention(heads, head)
         by_triton = AttentionChoice(self.triton, self.triton, self.triton)
         self.attention = LayerChoices(dict.fromkeys(self.kinds, by_triton))
@@ -241,7 +254,8 @@ class FusedDecoder:
     @property
     def is_usual(self) -> bool:
         """True if no layer does more than attention and an MLP with SiLU."""
-        return all(layer.is_usual for layer in self._layers)
+        is_plain = self._residual_scale == 1.0
+        return is_plain and all(layer.is_usual for layer in self._layers)
 
     @property
     def has_plain_weights(self) -> bool:
@@ -271,15 +285,19 @@ class FusedDecoder:
         """Weights of all layers that the library multiplies, by kind of GEMM."""
         found: dict[GemmKind, list[Tensor]] = {}
         for layer in self._layers:
-            for kind, weight in layer.weights(adds=self._group.size == 1):
+            for kind, weight in layer.weights(self._adds):
                 found.setdefault(kind, []).append(weight)
         return found
 
     def tune(self, choices: Choices, chosen: Mapping[GemmKind, TunedGemms]) -> None:
         """Sets the tuned GEMM algorithms; must be called before a graph is captured."""
         self.gemm_choices = choices
-        adds = self._group.size == 1
-        self._layers = [layer.tuned(adds, chosen) for layer in self._layers]
+        self._layers = [layer.tuned(self._adds, chosen) for layer in self._layers]
+
+    @property
+    def _adds(self) -> bool:
+        """True if GEMMs add to the residual, unless a layer norms what they return."""
+        return self._group.size == 1 and self._residual_scale == 1.0
 
     def forward(
         self,
@@ -462,9 +480,8 @@ class FusedDecoder:
         costs nothing and `reader` does not compute it.
         """
         residual = hidden.residual
-        if output_norm is not None:
-            total = self._group.all_reduce(linear(x))
-            return self._added(rms_norm(total, output_norm, self._eps), residual, reader)
+        if output_norm is not None or self._residual_scale != 1.0:
+            return self._add_changed(linear(x), residual, reader, output_norm)
         if self._group.size == 1:
             mlp = None if isinstance(reader, FusedExperts) else reader
             return added(linear, x, residual, mlp, self._eps)
@@ -483,9 +500,9 @@ class FusedDecoder:
     ) -> Hidden:
         """The experts' output, summed over the ranks, plus the residual."""
         residual = hidden.residual
-        if output_norm is not None:
-            total = self._group.all_reduce(experts(hidden, self._eps, None))
-            return self._added(rms_norm(total, output_norm, self._eps), residual, reader)
+        if output_norm is not None or self._residual_scale != 1.0:
+            part = experts(hidden, self._eps, None)
+            return self._add_changed(part, residual, reader, output_norm)
         if self._group.size == 1:
             return Hidden(experts(hidden, self._eps, residual))
         part = experts(hidden, self._eps, None)
@@ -495,14 +512,27 @@ class FusedDecoder:
         weight = self._wanted(reader, len(residual))
         return Hidden(*all_reduce(part, inboxes, Slot.MLP, residual, weight, self._eps))
 
+    def _add_changed(
+        self,
+        part: Tensor,
+        residual: Tensor,
+        reader: NormedGemm | FusedExperts | None,
+        output_norm: Tensor | None,
+    ) -> Hidden:
+        """A rank's part, summed over the ranks, normed and scaled, plus the residual."""
+        total = self._group.all_reduce(part)
+        if output_norm is not None:
+            total = rms_norm(total, output_norm, self._eps)
+        return self._added(total, residual, reader)
+
     def _added(
         self, x: Tensor, residual: Tensor, reader: NormedGemm | FusedExperts | None
     ) -> Hidden:
-        """x plus the residual, which may be overwritten, and the norm that the reader wants."""
-        weight = self._wanted(reader, len(residual))
+        """x, scaled, plus the residual, which may be overwritten; the norm that is wanted."""
+        weight, scale = self._wanted(reader, len(residual)), self._residual_scale
         if weight is None:
-            return Hidden(residual.add_(x))
-        normed, total = add_rms_norm(x, residual, weight, self._eps)
+            return Hidden(residual.add_(x, alpha=scale))
+        normed, total = add_rms_norm(x, residual, weight, self._eps, scale)
         return Hidden(total, normed)
 
     def _wanted(self, reader: NormedGemm | FusedExperts | None, num_rows: int) -> Tensor | None:

@@ -107,7 +107,7 @@ class Attention:
             self.sinks = torch.empty(spec.num_heads, dtype=dtype, device=device)
         self._norms: tuple[Tensor, Tensor] | None = None
         self._qk_norm: Tensor | None = None
-        self._norms_all_heads, self._group = spec.norms_all_heads, group
+        self.norms_all_heads, self._group = spec.norms_all_heads, group
         if spec.qk_norm:
             num_heads = spec.num_heads + spec.num_kv_heads
             norm_dtype = torch.float32 if norm_offset else dtype
@@ -124,7 +124,7 @@ class Attention:
         yield from whole(f"{prefix}.{names.attention_output}", self._o)
         if self.sinks is not None:
             yield f"{prefix}.sinks", self.sinks
-        if self._norms is not None and self._norms_all_heads:
+        if self._norms is not None and self.norms_all_heads:
             yield f"{prefix}.{names.q_norm}.weight", self._norms[0].view(-1)
             yield f"{prefix}.{names.k_norm}.weight", self._norms[1].view(-1)
         elif self._norms is not None:
@@ -150,12 +150,16 @@ class Attention:
 
     @property
     def qk_norms(self) -> tuple[Tensor, Tensor] | None:
-        """Weights of the q norm and the k norm, [D] each; None for models without QK norm.
+        """Weights of the q norm and the k norm; None for models without QK norm.
 
-        They are for norms of each head alone.
+        They are [D] each for norms of each head, [H D] and [Hkv D] for norms of all heads.
         """
-        assert not self._norms_all_heads
-        return None if self._norms is None else (self._norms[0][0], self._norms[1][0])
+        if self._norms is None:
+            return None
+        q_norm, k_norm = self._norms
+        if self.norms_all_heads:
+            return q_norm.view(-1), k_norm.view(-1)
+        return q_norm[0], k_norm[0]
 
     def drop_output_bias(self) -> None:
         """Drops the bias; called on all ranks but one, since the ranks' outputs are summed."""
@@ -171,7 +175,7 @@ class Attention:
         """Once, when all weights are filled; for activations of this type."""
         self._qkv.pack()
         self._o.pack()
-        if self._norms is not None and not self._norms_all_heads:
+        if self._norms is not None and not self.norms_all_heads:
             for norm in self._norms:
                 norm[1:] = norm[0]
         if self._qk_norm is not None and not self._norm_offset:
@@ -179,7 +183,7 @@ class Attention:
 
     def __call__(self, hidden: Tensor, step: AttentionStep, layer: int) -> Tensor:
         qkv = self._qkv(hidden)  # [T, (H + 2 Hkv) D], or with gates [T, (2 H + 2 Hkv) D]
-        if self._norms_all_heads:
+        if self.norms_all_heads:
             return self._o(step(self._normed(qkv), None, self._eps, layer, self.sinks))
         if not self._gate_size:
             return self._o(step(qkv, self._qk_norm, self._eps, layer, self.sinks))

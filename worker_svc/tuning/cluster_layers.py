@@ -64,7 +64,7 @@ def _why_not(
     if len(fused.kinds) > 1 or not fused.kinds[0].is_plain:
         return f"they are for full attention, this is {' and '.join(map(str, fused.kinds))}"
     if not fused.is_usual:
-        return "they add outputs without a norm, and are for one MLP with SiLU, without experts"
+        return "they norm heads apart, add outputs as they are, and are for one MLP with SiLU"
     if spec.rotates_in_part:
         return "they rotate all dimensions of a head"
     if not fused.has_plain_weights:

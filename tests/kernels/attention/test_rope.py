@@ -93,6 +93,35 @@ def test_dimensions_after_the_rotated_ones_are_normed_alone(
     check(shape, normed, torch.float16, device, assert_close, rotated)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("is_divided", [False, True])
+@pytest.mark.parametrize("shape", [(9, 3, 64, 3), (2, 1, 16, 66)])
+def test_one_norm_may_be_of_all_heads(shape, is_divided, dtype, device, assert_close):
+    heads, kv_heads, dim, tokens = shape
+    qkv, cache, slots, positions, cos_sin = make(*shape, dtype, device, rotated=8)
+    qkv *= 1e-2  # so small that it matters what is added to the mean square
+    weights = [torch.randn(n * dim, device=device).to(dtype) for n in (heads, kv_heads)]
+    rows = torch.randn(tokens, 1100, device=device) / 4 if is_divided else None
+    q = norm_rope_write_kv(
+        qkv, positions, cos_sin, cache[:, :, 0], cache[:, :, 1], slots, *weights, eps=1e-4,
+        rms_of=rows,
+    )  # fmt: skip
+    divided = qkv.float()
+    if rows is not None:
+        divided = divided * (rows.square().mean(-1, keepdim=True) + 1e-4).rsqrt()
+    sizes = heads * dim, kv_heads * dim, kv_heads * dim
+    *parts, values = divided.split(sizes, dim=1)
+    normed = [reference.rms_norm(x, w.float(), 1e-4) for x, w in zip(parts, weights, strict=True)]
+    whole = torch.cat((*normed, values), 1)
+    want_q, want_cache = expected(whole, cache, slots, positions, cos_sin, heads, None)
+    assert_close(q, want_q)
+    assert_close(cache, want_cache)
+    with pytest.raises(ValueError, match="norm weights must be"):
+        norm_rope_write_kv(
+            qkv, positions, cos_sin, cache[:, :, 0], cache[:, :, 1], slots, weights[0], weights[0]
+        )
+
+
 def test_wrong_arguments_are_refused_by_name(device):
     qkv, cache, slots, positions, cos_sin = make(4, 2, 64, 3, torch.float32, device)
     k_cache, v_cache = cache[:, :, 0], cache[:, :, 1]

@@ -43,6 +43,18 @@ def test_rows_may_be_a_slice_of_wider_ones(device, assert_close):
     assert_close(rms_norm(wide[:, 100:200], weight, 1e-6), expected)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_what_is_added_may_have_a_factor(dtype, device, assert_close):
+    x, residual = (torch.randn(3, 100, device=device).to(dtype) for _ in range(2))
+    weight = torch.rand(100, device=device).to(dtype)
+    normed, total = add_rms_norm(x, residual, weight, 1e-5, 0.22)
+    exact = [each.float() for each in (x, residual, weight)]
+    wanted = reference.add_rms_norm(*exact, 1e-5, 0.22)
+    assert_close(total, x.float() * 0.22 + residual.float())
+    assert_close(normed, wanted[0])
+    assert torch.equal(wanted[1], torch.add(exact[1], exact[0], alpha=0.22))
+
+
 def test_epsilon_keeps_a_row_of_zeros_finite(device):
     x, weight = torch.zeros(1, 64, device=device), torch.ones(64, device=device)
     assert torch.equal(rms_norm(x, weight, 1e-6), x)

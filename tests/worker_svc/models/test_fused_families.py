@@ -18,6 +18,8 @@ SIZES = {"hidden_size": 64, "head_dim": 16, "num_hidden_layers": 2}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     # The second layer has experts, in two groups of two, and half of each head is rotated.
     "glm4_moe": ("glm4_moe", SIZES | {"n_group": 2, "topk_group": 1}),
+    "minimax_m2": ("minimax_m2", SIZES),  # one norm is of all heads
+    "granite": ("granite", SIZES),  # what a layer adds has a factor
 }
 
 
@@ -30,7 +32,7 @@ def test_logits_are_those_of_torch(
     prompts = make_prompts(18, 36, 3)
     chunks = [[16, 1, 1], [16, 19, 1], [1, 1, 1]]
     by_torch = load(folder, "torch", monkeypatch)
-    assert not kernel_limits.beyond_triton(by_torch.spec)
+    assert not kernel_limits.beyond_triton(by_torch.spec, 1)
     expected = in_chunks(by_torch, prompts, chunks)
     found = in_chunks(load(folder, "triton", monkeypatch), prompts, chunks)
     for ours, theirs in zip(found, expected, strict=True):

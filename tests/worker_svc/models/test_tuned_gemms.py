@@ -1,5 +1,6 @@
 """Fused layers with tuned GEMM algorithms: the rows that use them, and equal results."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -107,3 +108,23 @@ def test_a_rank_adds_its_part_to_nothing(layer: FusedLayer) -> None:
     assert chosen[behind(INNER, True)][ROWS].num_calls == 0
     assert changed.o.gemms == {}
     assert changed.qkv.gemms == {}
+
+
+@pytest.mark.parametrize(("has_o", "has_down"), [(True, False), (False, True)])
+def test_a_product_that_is_normed_is_added_to_nothing(
+    layer: FusedLayer, has_o: bool, has_down: bool
+) -> None:
+    ones = torch.ones(HIDDEN)
+    layer = replace(layer, output_norms=(ones if has_o else None, ones if has_down else None))
+    kinds = [kind for kind, _ in layer.weights(adds=True)]
+    assert (behind(WIDTH, True) in kinds) is not has_o  # its bias leaves it to torch
+    assert (behind(INNER, True) in kinds) is not has_down
+    adding, alone = gemms(behind(INNER, True)), gemms(behind(INNER, False))
+    changed = layer.tuned(True, adding | alone)
+    x = torch.randn(ROWS, INNER)
+    if has_down:
+        torch.testing.assert_close(changed.feed.down(x), x @ layer.feed.down.weight.T)
+        assert alone[behind(INNER, False)][ROWS].num_calls == 1
+    else:
+        changed.feed.down.added(x, torch.zeros(ROWS, HIDDEN))
+        assert adding[behind(INNER, True)][ROWS].num_calls == 1
