@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -74,27 +75,41 @@ def _part_of(call: AttentionCall) -> _Part:
     return _Part(call.kind, kv.place, plan, rows, kept)
 
 
+class Attends(Protocol):
+    """The attention of one step."""
+
+    def attend(self, call: AttentionCall) -> Tensor:
+        """Stores the keys and values of a call, if it brings any, and attends: [T, H, Dv]."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionParts:
+    """What the attention of a model's layers has in all steps."""
+
+    heads: HeadLayout
+    kinds: Sequence[AttentionKind]  # one of each layer; equal ones are the same
+    ropes: RopeTables
+    dtype: torch.dtype  # of projections; the cache may have another
+
+
 class AttentionStep:
     """One step's attention, called once a layer with its projections."""
 
     def __init__(
         self,
-        heads: HeadLayout,
-        kinds: Sequence[AttentionKind],
+        parts: AttentionParts,
         batch: AttentionBatch,
         positions: Tensor,
-        ropes: RopeTables,
         kv_cache: KVCache | LayerCache | PageCache,
-        dtype: torch.dtype,
+        attention: Attends | None = None,
     ) -> None:
-        """Serves projections of this type; the cache may have another. `kinds` has one a layer."""
-        self._heads = heads
-        self._kinds = kinds
+        """`attention` is that by torch, if it is not given."""
+        self._parts = parts
         self._batch = batch
         self._kv_cache = kv_cache
-        self._rotations = [reference.rotary_rows(each, positions, dtype) for each in ropes.tables]
-        self._rotation_of = ropes.of_layer
-        self._attention = TorchAttention()
+        self._positions = positions
+        self._rotations: dict[int, tuple[Tensor, Tensor]] = {}  # by table, once a layer wants it
+        self._attention: Attends = TorchAttention() if attention is None else attention
 
     def __call__(
         self,
@@ -109,7 +124,7 @@ class AttentionStep:
         qk_norm [H + Hkv, D] is the norm weight of each head of q and k, for models that have one;
         so are `sinks` [H].
         """
-        heads = self._heads
+        heads = self._parts.heads
         qkv = qkv.view(len(qkv), -1, heads.head_dim)
         qk, v = qkv.tensor_split((heads.num_heads + heads.num_kv_heads,), dim=1)
         if qk_norm is not None:
@@ -119,8 +134,12 @@ class AttentionStep:
 
     def rotated(self, x: Tensor, layer: int) -> Tensor:
         """Heads [T, N, D] of the step's tokens, rotated as in this layer."""
-        cos, sin = self._rotations[self._rotation_of[layer]]
-        return reference.rotate(x, cos, sin)
+        parts = self._parts
+        table = parts.ropes.of_layer[layer]
+        if table not in self._rotations:
+            cos_sin = parts.ropes.tables[table]
+            self._rotations[table] = reference.rotary_rows(cos_sin, self._positions, parts.dtype)
+        return reference.rotate(x, *self._rotations[table])
 
     def attended(
         self, layer: int, q: Tensor, k: Tensor, v: Tensor | None, sinks: Tensor | None = None
@@ -131,5 +150,5 @@ class AttentionStep:
         """
         kv = self._kv_cache.of_layer(layer)
         batch = self._batch.of_group(kv.group)
-        call = AttentionCall(q, kv, batch, self._kinds[layer], k, v, sinks)
+        call = AttentionCall(q, kv, batch, self._parts.kinds[layer], k, v, sinks)
         return self._attention.attend(call)

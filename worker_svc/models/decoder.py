@@ -6,28 +6,30 @@ parallelism each rank holds a shard of every layer and computes the logits of it
 vocabulary; hidden states are complete and equal on all ranks.
 """
 
-import itertools
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from kernels import fp8
+from kernels.attention_kind import AttentionKind
 from kernels.cpu import library
 from kernels.cpu.library import Library
-from worker_svc.attention.batch import AttentionBatch, LastTokens, fuses
+from worker_svc.attention.batch import AttentionBatch, HeadLayout, LastTokens, fuses
 from worker_svc.attention.kv_cache import KVCache
 from worker_svc.attention.kv_plan import KvPlan
 from worker_svc.attention.layer_cache import LayerCache
 from worker_svc.attention.page_cache import PageCache
-from worker_svc.attention.torch_backend import AttentionStep
+from worker_svc.attention.torch_backend import AttentionParts, AttentionStep
 from worker_svc.models import compiled, kernel_limits
 from worker_svc.models.compiled import CompiledDecoder, CompiledLayer
 from worker_svc.models.cpu_weights import activation_dtype
 from worker_svc.models.embedding import Embedding, IntegerEmbedding
 from worker_svc.models.experts import ExpertForm, Experts
 from worker_svc.models.latent import LatentAttention
+from worker_svc.models.layer_loop import LayerLoop, LoopLayer
 from worker_svc.models.layer_stack import LayerStack
 from worker_svc.models.layers import MLP, Attention, Destinations, RMSNorm, whole
 from worker_svc.models.linear import Linear
@@ -43,6 +45,7 @@ from worker_svc.states.slots import SlotStates, StateKey, StateShape, row_bytes
 from worker_svc.states.step import StateStep
 
 if TYPE_CHECKING:
+    from worker_svc.models.composed import ComposedStack
     from worker_svc.models.fused import FusedDecoder
 
 logger = logging.getLogger(__name__)
@@ -160,13 +163,15 @@ class Decoder:
         self.key_offsets: Tensor | None = None  # [L, Hkv, D], of a cache in FP8; None: 0
         self._activation_dtype = activation_dtype(dtype, device)  # where neither kernels run
         self.device = device
-        self.heads = spec.attention.heads
         kinds = [attention.kind(max_model_len) for attention in spec.attentions]
-        # Of layers with attention, as all that follows; equal ones are the same.
-        self.kinds = [kinds[kinds.index(kind)] for kind in kinds]
         of_layers = [attention.rope for attention in spec.attentions]
-        self._ropes = rope_tables(
-            spec.ropes, of_layers, spec.attention.rotary_dim, max_model_len, device
+        rotary_dim = spec.attention.rotary_dim
+        # Of layers with attention.
+        self._attention = AttentionParts(
+            spec.attention.heads,
+            [kinds[kinds.index(kind)] for kind in kinds],
+            rope_tables(spec.ropes, of_layers, rotary_dim, max_model_len, device),
+            self._activation_dtype,
         )
         self._table = self._head = _per_token(spec, dtype, device)  # [V, hidden]
         form = self._expert_form()
@@ -178,12 +183,23 @@ class Decoder:
         )
         if not spec.tie_word_embeddings:
             self._head = _per_token(spec, dtype, device)
-        # `pack` selects the implementation of the layers: Triton kernels on CUDA, C kernels on CPU,
-        # or torch if neither is available, which on CPU may widen narrow weights.
+        # `pack` selects the implementation of the layers: Triton kernels on CUDA, or torch between
+        # some of them, C kernels on CPU, or torch alone, which on CPU may widen narrow weights.
         self.fused: FusedDecoder | None = None
+        self.composed: ComposedStack | None = None
         self._compiled: CompiledDecoder | None = None
         # By slot, made with the slots, for a model whose sequences have any.
         self.states: SlotStates | None = None
+
+    @property
+    def heads(self) -> HeadLayout:
+        """The heads of all layers with attention."""
+        return self._attention.heads
+
+    @property
+    def kinds(self) -> Sequence[AttentionKind]:
+        """The kind of each layer with attention; equal ones are the same."""
+        return self._attention.kinds
 
     @property
     def _is_fused(self) -> bool:
@@ -194,6 +210,13 @@ class Decoder:
         is_on_gpu = self.device.type in ("cuda", "meta")
         is_computed = not kernel_limits.beyond_triton(self.spec, self.group.size)
         return is_on_gpu and fuses(self.heads.head_dim) and is_computed
+
+    @property
+    def _is_composed(self) -> bool:
+        """True if torch computes some parts of the layers, and Triton kernels the others."""
+        has_kernels = fuses(self.heads.head_dim) and not fp8.is_fp8(self.kv_dtype)
+        is_plain = self.spec.quantization is None and self.spec.attention.latent is None
+        return self.device.type == "cuda" and has_kernels and is_plain and not self._is_fused
 
     def destinations(self) -> Destinations:
         names = self.spec.names
@@ -223,17 +246,23 @@ class Decoder:
         self._head.pack()
         if self._is_fused:
             self.fused = self._fuse()
+        elif self._is_composed:
+            self.composed = self._compose()
+        else:
+            self._loop = self._looped()
 
     @property
     def stack(self) -> LayerStack | None:
         """The layers that graphs record; None: a step is computed to its end when launched."""
-        return self.fused
+        return self.composed if self.fused is None else self.fused
 
     @property
     def attention_backend(self) -> str:
         """Name of the attention implementation."""
         if self._compiled is not None:
             return f"c/{self._compiled.isa}"
+        if self.composed is not None:
+            return self.composed.attention.name
         if self.fused is None:
             return "torch"
         name = self.fused.attention.name
@@ -295,8 +324,10 @@ class Decoder:
     ) -> Tensor:
         """Token ids and positions [T] of a step -> normed hidden states [T, hidden].
 
-        With `last` (fused layers only) the result has only the rows of those tokens, [R, hidden].
+        With `last` (layers on CUDA only) the result has only the rows of those tokens, [R, hidden].
         """
+        if self.composed is not None:
+            return self.composed.forward(token_ids, positions, kv_cache, batch, last)
         if self.fused is not None:
             assert not isinstance(kv_cache, LayerCache)  # of latents, which they do not have
             return self.fused.forward(token_ids, positions, kv_cache, batch, last)
@@ -305,36 +336,10 @@ class Decoder:
         if self._compiled is not None:
             assert not isinstance(kv_cache, LayerCache)  # of latents, which C kernels do not have
             return self._compiled.forward(residual, positions, kv_cache, batch)
-        dtype = self._activation_dtype
-        residual = residual.to(dtype)
-        step = AttentionStep(self.heads, self.kinds, batch, positions, self._ropes, kv_cache, dtype)
+        residual = residual.to(self._activation_dtype)
+        step = AttentionStep(self._attention, batch, positions, kv_cache)
         states = None if self.states is None else StateStep(self.states, batch, positions)
-        hidden, stored = self._layers[0].input_norm(residual), itertools.count()
-        next_norms = [layer.input_norm for layer in self._layers[1:]] + [self._final_norm]
-        for index, (layer, next_norm) in enumerate(zip(self._layers, next_norms, strict=True)):
-            of_mixer, of_feed = layer.output_norms
-            if layer.mixer is not None:
-                if isinstance(layer.mixer, Attention | LatentAttention):
-                    hidden = layer.mixer(hidden, step, next(stored))
-                else:
-                    assert states is not None  # see `make_states`
-                    hidden = layer.mixer(hidden, states, index)
-                hidden = self._scaled(self.group.all_reduce(hidden))
-                hidden = hidden if of_mixer is None else of_mixer(hidden)
-                then = next_norm if layer.feed is None else layer.post_norm
-                hidden, residual = then.add(hidden, residual)
-            if layer.feed is not None:
-                hidden = self._scaled(self.group.all_reduce(layer.feed(hidden)))
-                hidden = hidden if of_feed is None else of_feed(hidden)
-                hidden, residual = next_norm.add(hidden, residual)
-        if states is not None:
-            states.finish()
-        return hidden
-
-    def _scaled(self, hidden: Tensor) -> Tensor:
-        """The output of a part of a layer, as it is added to the residual."""
-        scale = self.spec.residual_scale
-        return hidden if scale == 1.0 else hidden * scale
+        return self._loop.run(residual, step, states)
 
     @torch.inference_mode()
     def vocab_part(self, hidden: Tensor) -> VocabPart:
@@ -410,9 +415,28 @@ class Decoder:
             self._head,
             self.spec.rms_norm_eps,
             self.heads,
-            self._ropes,
+            self._attention.ropes,
             self.kinds,
             head_rounding(self.spec.quantization),
+        )
+
+    def _looped(self) -> LayerLoop:
+        """The layers one after the other."""
+        layers, stored = [], 0
+        for index, layer in enumerate(self._layers):
+            parts = layer.input_norm, layer.mixer, layer.post_norm, layer.feed, layer.output_norms
+            layers.append(LoopLayer(index, stored, *parts))
+            stored += isinstance(layer.mixer, Attention | LatentAttention)
+        return LayerLoop(layers, self._final_norm, self.spec.residual_scale, self.group)
+
+    def _compose(self) -> "ComposedStack":
+        from worker_svc.models import composed  # noqa: PLC0415 - needs Triton
+
+        return composed.ComposedStack(
+            self._float_embedding(),
+            self._looped(),
+            self._attention,
+            lambda: self.states,
         )
 
     def _fuse(self) -> "FusedDecoder":
@@ -422,7 +446,7 @@ class Decoder:
         layers = [
             fused.FusedLayer.of(
                 self.kinds[index],
-                self._ropes.layer(index),
+                self._attention.ropes.layer(index),
                 layer.input_norm,
                 layer.attention,
                 layer.post_norm,

@@ -73,6 +73,7 @@ class Experts:
                 f"{hidden} and {spec.intermediate_size} of a rank's experts"
             )
         self.spec, self._inner = spec, spec.intermediate_size
+        self.dtype = dtype
         num_experts, shared = spec.router.num_experts, spec.shared
         self._gates_shared = shared is not None and shared.is_gated
         # Routing is computed in float32. A GPU reads the weight at each step, so there it has the

@@ -4,6 +4,7 @@
 `kernels.experts.grouped_linear` more. It knows neither the residual's place in a layer nor ranks.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -11,11 +12,12 @@ from torch import Tensor
 from kernels.expert_clamp import Clamp
 from kernels.experts import few_rows
 from kernels.experts.grouped_linear import combined, grouped_linear
-from kernels.experts.router import Router, route
+from kernels.experts.router import Router, Routing, route
 from kernels.experts.weights import ExpertWeights
 from worker_svc.models.experts import Experts
 from worker_svc.models.fused_gemms import Hidden
-from worker_svc.models.layers import RMSNorm
+from worker_svc.models.layers import ACTS, RMSNorm
+from worker_svc.models.spec import Activation
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,13 +29,16 @@ class FusedExperts:
     gate_up: ExpertWeights  # [E, 2I, h]
     down: ExpertWeights  # [E, h, I]
     clamp: Clamp | None = None  # of gate and up; None: silu(gate) * up
+    # Of the first product as a whole, in place of these two; None: they are a part of its kernel.
+    act: Callable[[Tensor], Tensor] | None = None
 
     @classmethod
     def of(cls, norm: RMSNorm, experts: Experts) -> "FusedExperts":
         """Takes over the weights."""
-        rule, shared = experts.spec.router, experts.spec.shared
+        rule, shared, activation = experts.spec.router, experts.spec.shared, experts.spec.activation
+        act = None if activation is Activation.SILU else ACTS[activation]
         router = Router(
-            experts.router.to(norm.weight.dtype),
+            experts.router.to(experts.dtype),
             rule.top_k,
             rule.renormalizes,
             experts.bias,
@@ -46,7 +51,7 @@ class FusedExperts:
             rule.num_groups,
             rule.kept_groups,
         )
-        return cls(norm.weight, router, *experts.stacked(), experts.spec.clamp)
+        return cls(norm.weight, router, *experts.stacked(), experts.spec.clamp, act)
 
     def norms(self, num_rows: int) -> bool:
         """False: a norm that is already computed is read."""
@@ -58,8 +63,16 @@ class FusedExperts:
         x = hidden.residual if hidden.normed is None else hidden.normed
         norm = None if is_normed else self.norm
         normed, routing = route(x, self.router, norm, eps)
-        if few_rows.pays(len(x), self.gate_up):
-            inner = few_rows.gated(normed, self.gate_up, routing, self.clamp)
+        are_few = few_rows.pays(len(x), self.gate_up)
+        inner = self._inner(normed, routing, are_few=are_few)
+        if are_few:
             return few_rows.summed(inner, self.down, routing, residual)
-        inner = grouped_linear(normed, self.gate_up, routing, gated=True, clamp=self.clamp)
         return combined(grouped_linear(inner, self.down, routing), routing, residual)
+
+    def _inner(self, normed: Tensor, routing: Routing, *, are_few: bool) -> Tensor:
+        """The activation of each pair's first product, [T * per_row, I]."""
+        if self.act is not None:
+            return self.act(grouped_linear(normed, self.gate_up, routing))
+        if are_few:
+            return few_rows.gated(normed, self.gate_up, routing, self.clamp)
+        return grouped_linear(normed, self.gate_up, routing, gated=True, clamp=self.clamp)

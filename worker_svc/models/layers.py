@@ -46,7 +46,7 @@ class RMSNorm:
         weight_dtype = torch.float32 if offset else dtype
         self.weight = torch.empty(size, dtype=weight_dtype, device=device)
         self._offset = offset
-        self._eps = eps
+        self.eps = eps
 
     def destinations(self, prefix: str) -> Destinations:
         yield f"{prefix}.weight", self.weight
@@ -62,11 +62,11 @@ class RMSNorm:
             self.weight = self.weight.to(dtype)
 
     def __call__(self, x: Tensor) -> Tensor:
-        return reference.rms_norm(x, self.weight, self._eps)
+        return reference.rms_norm(x, self.weight, self.eps)
 
     def add(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
         """(norm(x + residual), x + residual)."""
-        return reference.add_rms_norm(x, residual, self.weight, self._eps)
+        return reference.add_rms_norm(x, residual, self.weight, self.eps)
 
 
 class Attention:

@@ -55,6 +55,8 @@ from worker_svc.tuning.attention_timing import Clock
 from worker_svc.tuning.cpu_dtype import WeightShapes, quickest
 
 if TYPE_CHECKING:
+    from worker_svc.models.composed import ComposedStack
+    from worker_svc.models.fused import FusedDecoder
     from worker_svc.transformers_models.config import TransformersConfig
 
 log = logging.getLogger(__name__)
@@ -288,7 +290,7 @@ def build_runner(config: WorkerConfig, model: LoadedModel, num_blocks: int) -> M
 
 def describe(model: LoadedModel, runner: ModelRunner, incarnation: int) -> Description:
     """The description of a worker, without rehearsed times and rank addresses."""
-    limits, fused = runner.limits, model.decoder.fused
+    limits, fused, layers = runner.limits, model.decoder.fused, _on_cuda(model.decoder)
     return Description(
         model=model.facts,
         incarnation=incarnation,
@@ -300,7 +302,7 @@ def describe(model: LoadedModel, runner: ModelRunner, incarnation: int) -> Descr
         kv_dtype=kv_dtype_name(model.decoder.kv_dtype),
         kv_layout=_kv_layout(model, limits),
         attention_backend=model.decoder.attention_backend,
-        attention_timings=() if fused is None else fused.attention.timings,
+        attention_timings=() if layers is None else layers.attention.timings,
         gemm_choices={} if fused is None else fused.gemm_choices,
         graph_batch_sizes=runner.graph_batch_sizes,
         rank=model.decoder.group.rank,
@@ -335,12 +337,20 @@ def _candidates(
     return attention.candidates(config.attention_backend, device, head_dim, setup)
 
 
+def _on_cuda(decoder: StepModel) -> "FusedDecoder | ComposedStack | None":
+    """The layers of ours on CUDA whose attention backends are chosen; None: there are none."""
+    if not isinstance(decoder, Decoder):
+        return None
+    return decoder.composed if decoder.fused is None else decoder.fused
+
+
 def _choose_attention(config: WorkerConfig, model: LoadedModel) -> None:
     """Must run before a graph is captured, and before the cache takes the memory it needs."""
-    decoder = model.decoder
-    if not isinstance(decoder, Decoder) or decoder.fused is None:
+    decoder, layers = model.decoder, _on_cuda(model.decoder)
+    if layers is None:
         return
-    triton = decoder.fused.triton
+    assert isinstance(decoder, Decoder)
+    triton = layers.triton
     # See `kv_groups.plan_for`.
     candidates = model.candidates if model.kv_plan is None else Candidates()
 
@@ -348,7 +358,7 @@ def _choose_attention(config: WorkerConfig, model: LoadedModel) -> None:
         limits = _limits(config, model, 1)
         return Clock(decoder.heads, kind, model.dtype, model.device, limits, triton).measure
 
-    decoder.fused.attention = LayerChoices(
+    layers.attention = LayerChoices(
         {
             kind: choose(kind, triton, candidates, partial(measure, kind), decoder.group)
             for kind in dict.fromkeys(decoder.kinds)

@@ -234,15 +234,15 @@ class KernelAttention:
 
     def __init__(self, layout: KvLayout, like: Tensor) -> None:
         """`like` has the type and the device of what is attended to."""
-        from kernels.attention.write_kv import write_kv  # noqa: PLC0415 - needs Triton
+        from worker_svc.attention.storing import StoringAttention  # noqa: PLC0415 - needs Triton
         from worker_svc.attention.triton import TritonAttention  # noqa: PLC0415
 
         self._layout = layout
-        self._write = write_kv
         kind = next(iter(layout.kinds.values()))  # all have as many heads
         heads = HeadLayout(kind.num_heads, kind.kv.num_kv_heads, kind.kv.k_dim)
         triton = TritonAttention(heads, like)
-        self._backends = AttentionChoice(triton, triton, triton)
+        choice = AttentionChoice(triton, triton, triton)
+        self._attention = StoringAttention(lambda kind: choice)
         self._kv_cache: LayerCache | PageCache | None = None
         self._batch: AttentionBatch | None = None
 
@@ -267,9 +267,7 @@ class KernelAttention:
         assert kv_cache is not None and batch is not None  # of a step
         kv = kv_cache.of_layer(self._layout.places[call.layer])
         batch = batch.of_group(kv.group)
-        if call.layer not in self._layout.sources:
-            self._write(call.k.contiguous(), call.v.contiguous(), kv.k, kv.v, batch.slot_mapping)
+        is_stored = call.layer in self._layout.sources
+        k, v = (None, None) if is_stored else (call.k, call.v)
         kind = self._layout.kinds[call.layer].attention
-        return self._backends.attend(
-            AttentionCall(call.q.contiguous(), kv, batch, kind, sinks=call.sinks)
-        )
+        return self._attention.attend(AttentionCall(call.q, kv, batch, kind, k, v, call.sinks))

@@ -1,6 +1,7 @@
 """A step's attention as layers see it: from the fused projection to the attended values."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from kernels.attention_kind import AttentionKind
 from worker_svc.attention.batch import AttentionBatch, HeadLayout
 from worker_svc.attention.kv_cache import KVCache
 from worker_svc.attention.rope_tables import RopeTables
-from worker_svc.attention.torch_backend import AttentionStep
+from worker_svc.attention.torch_backend import AttentionParts, AttentionStep
 from worker_svc.models.rope import RotaryConfig, cos_sin_table
 
 CPU = torch.device("cpu")
@@ -19,7 +20,7 @@ HEADS = HeadLayout(num_heads=4, num_kv_heads=2, head_dim=8)
 KINDS = [AttentionKind(HEADS.scale)] * 3
 BLOCK_SIZE = 4
 COS_SIN = cos_sin_table(RotaryConfig(10_000.0), 8, 64)
-ROPES = RopeTables((COS_SIN,), (0, 0, 0))
+PARTS = AttentionParts(HEADS, KINDS, RopeTables((COS_SIN,), (0, 0, 0)), torch.float32)
 
 
 def make_cache(num_layers: int = 1) -> KVCache:
@@ -49,9 +50,7 @@ def make_batch(
 
 
 def attend(qkv: Tensor, positions: Tensor, batch: AttentionBatch, cache: KVCache) -> Tensor:
-    return AttentionStep(HEADS, KINDS, batch, positions, ROPES, cache, torch.float32)(
-        qkv, None, 0.0, 0
-    )
+    return AttentionStep(PARTS, batch, positions, cache)(qkv, None, 0.0, 0)
 
 
 def dense(qkv: Tensor, qk_norm: Tensor | None = None, cos_sin: Tensor = COS_SIN) -> Tensor:
@@ -84,7 +83,7 @@ def test_norms_of_q_and_k_come_before_the_rotation() -> None:
     torch.manual_seed(0)
     qkv, qk_norm = torch.randn(6, 64), torch.rand(6, 8)
     positions, batch = make_batch([[3, 1]], [0], [6])
-    step = AttentionStep(HEADS, KINDS, batch, positions, ROPES, make_cache(), torch.float32)
+    step = AttentionStep(PARTS, batch, positions, make_cache())
     torch.testing.assert_close(step(qkv, qk_norm, 1e-6, 0), dense(qkv, qk_norm))
 
 
@@ -112,9 +111,7 @@ def test_padding_tokens_are_not_stored() -> None:
 def test_a_layer_writes_its_own_cache_alone() -> None:
     cache = make_cache(num_layers=3)
     positions, batch = make_batch([[1]], [0], [2])
-    AttentionStep(HEADS, KINDS, batch, positions, ROPES, cache, torch.float32)(
-        torch.randn(2, 64), None, 0.0, 1
-    )
+    AttentionStep(PARTS, batch, positions, cache)(torch.randn(2, 64), None, 0.0, 1)
     written = [cache.rows(layer).count_nonzero().item() for layer in range(3)]
     assert written == [0, 2 * 2 * 2 * 8, 0]
 
@@ -123,8 +120,8 @@ def test_a_layer_rotates_by_its_own_table() -> None:
     torch.manual_seed(0)
     qkv, other = torch.randn(6, 64), cos_sin_table(RotaryConfig(50.0), 8, 64)
     positions, batch = make_batch([[3, 1]], [0], [6])
-    ropes = RopeTables((COS_SIN, other), (0, 1, 0))
-    step = AttentionStep(HEADS, KINDS, batch, positions, ropes, make_cache(3), torch.float32)
+    parts = replace(PARTS, ropes=RopeTables((COS_SIN, other), (0, 1, 0)))
+    step = AttentionStep(parts, batch, positions, make_cache(3))
     found = [step(qkv, None, 0.0, layer) for layer in range(3)]
     for attended, table in zip(found, (COS_SIN, other, COS_SIN), strict=True):
         torch.testing.assert_close(attended, dense(qkv, cos_sin=table))

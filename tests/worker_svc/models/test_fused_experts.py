@@ -14,7 +14,7 @@ from worker_svc.models.families import gpt_oss as gpt_oss_family
 from worker_svc.models.fused_gemms import Hidden
 from worker_svc.models.layers import RMSNorm
 from worker_svc.models.linear import WeightRows
-from worker_svc.models.spec import MoeSpec, RouterSpec, SharedSpec, TensorNames
+from worker_svc.models.spec import Activation, MoeSpec, RouterSpec, SharedSpec, TensorNames
 
 pytestmark = pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET") != "1" or torch.cuda.is_available(),
@@ -77,6 +77,34 @@ def test_experts_of_every_token_are_those_of_the_torch_layer(count: int, is_gate
     expected = x + filled("plain", spec)(before(x))
     fused = FusedExperts.of(before, filled("plain", spec))
     torch.testing.assert_close(fused(Hidden(x), EPS, x), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("activation", [Activation.RELU2, Activation.GELU_TANH])
+@pytest.mark.parametrize("count", [1, 20])
+def test_experts_with_other_activations_are_those_of_the_torch_layer(
+    count: int, activation: Activation
+) -> None:
+    from worker_svc.models.fused_experts import FusedExperts  # noqa: PLC0415 - Triton
+
+    spec = MoeSpec(RouterSpec(5, 2, renormalizes=True), 48, activation=activation)
+    x, before = rows(count), norm()
+    expected = x + filled("plain", spec)(before(x))
+    fused = FusedExperts.of(before, filled("plain", spec))
+    torch.testing.assert_close(fused(Hidden(x), EPS, x), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_the_router_has_the_type_of_rows_where_norms_are_in_float32() -> None:
+    from worker_svc.models.fused_experts import FusedExperts  # noqa: PLC0415 - Triton
+
+    experts = Experts(HIDDEN, SPEC, torch.bfloat16, CPU)
+    for _, to in experts.destinations("mlp", NAMES):
+        to.copy_(torch.randn(to.shape, generator=torch.Generator().manual_seed(0)) * 0.1)
+    before = RMSNorm(HIDDEN, EPS, torch.bfloat16, CPU, offset=1.0)
+    before.weight.fill_(1.0)
+    x = rows(3).bfloat16()
+    expected = experts(before(x))
+    found = FusedExperts.of(before, experts)(Hidden(x, before(x)), EPS, None)
+    torch.testing.assert_close(found, expected, rtol=0.05, atol=0.02)
 
 
 def gpt_oss(form: ExpertForm) -> Experts:

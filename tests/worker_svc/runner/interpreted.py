@@ -14,8 +14,6 @@ import torch
 
 from worker_svc.attention.kv_cache import KVCache
 from worker_svc.models import Decoder, compiled, linear, load_model
-from worker_svc.models import config as model_config
-from worker_svc.models.weights import load_weights
 from worker_svc.protocol.step import Limits
 from worker_svc.runner.eager_runner import EagerRunner
 from worker_svc.runner.model_runner import ModelRunner
@@ -48,33 +46,42 @@ def cache(model: Decoder) -> KVCache:
 def eager_runner(llama_folder: Path) -> ModelRunner:
     """The runner of the CPU, with the same limits."""
     model = load_model(llama_folder, torch.float32, CPU, LIMITS.max_model_len)
+    model.make_states(LIMITS.max_num_seqs, 0)
     return EagerRunner(model, cache(model), LIMITS, CPU)
 
 
 def interpreted_runner(llama_folder: Path, monkeypatch: pytest.MonkeyPatch) -> ModelRunner:
     """Fused layers on the CPU, and no graph around what graphs launch."""
-    return without_graphs(_to_be_fused(llama_folder, monkeypatch), monkeypatch)
+    return without_graphs(to_have_kernels(llama_folder, monkeypatch), monkeypatch)
+
+
+def composed_runner(folder: Path, monkeypatch: pytest.MonkeyPatch) -> ModelRunner:
+    """The same with layers by torch between kernels."""
+    from worker_svc.runner.cuda_runner import CudaRunner  # noqa: PLC0415 - Triton must interpret
+
+    use_few_splits(monkeypatch)
+    model = to_have_kernels(folder, monkeypatch)
+    model.composed = model._compose()
+    model.make_states(LIMITS.max_num_seqs, 0)
+    return launching(CudaRunner(model, cache(model), LIMITS, CPU), monkeypatch)
 
 
 def draft_with(runner: ModelRunner, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Gives a runner of `interpreted_runner` a draft model."""
     from worker_svc.runner.cuda_draft_model import CudaDraftModel  # noqa: PLC0415
 
-    model = _to_be_fused(folder, monkeypatch)
+    model = to_have_kernels(folder, monkeypatch)
     model.fused = model._fuse()
     draft = CudaDraftModel(model, cache(model), LIMITS, runner.state)
     _launch_graphs_of(draft, monkeypatch)
     runner.draft_model = draft
 
 
-def _to_be_fused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Decoder:
+def to_have_kernels(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Decoder:
+    """A model whose weights are as kernels on CUDA take them."""
     monkeypatch.setattr(compiled, "supports", lambda heads, kinds: False)
     monkeypatch.setattr(linear, "pack", lambda weight, bias: None)
-    config = model_config.load(folder)
-    model = Decoder(config, torch.float32, CPU, LIMITS.max_model_len)
-    load_weights(folder, dict(model.destinations()), frozenset(), model.sharding.share)
-    model.pack()
-    return model
+    return load_model(folder, torch.float32, CPU, LIMITS.max_model_len)
 
 
 def without_graphs(model: Decoder, monkeypatch: pytest.MonkeyPatch) -> ModelRunner:
@@ -90,6 +97,8 @@ def launching(runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> ModelRunn
     """A runner of CUDA that launches what graphs would replay."""
     _launch_graphs_of(runner, monkeypatch)
     asked = runner._asked_graphs
+    if asked is None:  # steps with prompts are launched kernel by kernel
+        return runner
     asked._ring.send(asked._layout.empty(), asked._buffer)
     monkeypatch.setattr(asked, "_graphs", Launches(asked._run))
     return runner
@@ -97,12 +106,14 @@ def launching(runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> ModelRunn
 
 def _launch_graphs_of(holder: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     graphs, decodes = holder._step_graphs, holder._decode_graphs
+    monkeypatch.setattr(decodes, "_graphs", Launches(decodes._step))
+    if graphs is None:
+        return
     graphs._beginnings = {n: Launch(graphs._begin, graphs._layers, n) for n in graphs.sizes}
     graphs._decodes = {
         n: Launch(graphs._begin, graphs._layers, n, True) for n in graphs.decode_sizes
     }
     monkeypatch.setattr(graphs, "_endings", Launches(graphs._end))
-    monkeypatch.setattr(decodes, "_graphs", Launches(decodes._step))
 
 
 def use_few_splits(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 import dataclasses
 from itertools import cycle
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -49,19 +50,28 @@ def enter(slot: int, prompt: list[int], sampling: RowSampling = GREEDY) -> NewSe
     )
 
 
-def play(runner: ModelRunner, *steps: tuple[dict[int, int], tuple[NewSequence, ...]]) -> list:
+def step_of(
+    step_id: int,
+    rows: dict[int, int],
+    new: tuple[NewSequence, ...],
+    freed: tuple[int, ...] = (),
+) -> StepInput:
+    """A step of these numbers of tokens by slot; the first one resets the worker."""
+    return StepInput(
+        step_id=step_id,
+        reset=step_id == 1,
+        freed_slots=np.array(freed, dtype=np.int64),
+        new_sequences=new,
+        slots=np.array(list(rows)),
+        num_scheduled=np.array(list(rows.values())),
+    )
+
+
+def play(runner: ModelRunner, *steps: tuple[Any, ...]) -> list:
     """The tokens of each step, and the log probabilities of those that have any."""
     found = []
-    for index, (rows, new) in enumerate(steps):
-        output = runner.execute(
-            StepInput(
-                step_id=1 + index,
-                reset=index == 0,
-                new_sequences=new,
-                slots=np.array(list(rows)),
-                num_scheduled=np.array(list(rows.values())),
-            )
-        )
+    for index, step in enumerate(steps):
+        output = runner.execute(step_of(1 + index, *step))
         assert not output.error, output.error
         tops = None if output.logprobs is None else output.logprobs.top_token_ids.tolist()
         found.append((output.token_ids.tolist(), tops))

@@ -1,0 +1,58 @@
+"""Attention by the kernels of CUDA, with the keys and values of a step stored before.
+
+Nothing waits for the device, so that graphs can record it.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from torch import Tensor
+
+from kernels.attention.rope import norm_rope_write_kv
+from kernels.attention.write_kv import write_kv
+from kernels.attention_kind import AttentionKind
+from worker_svc.attention.backend import AttentionChoice
+from worker_svc.attention.call import AttentionCall
+from worker_svc.attention.torch_backend import AttentionStep
+
+
+class StoringAttention:
+    """Stores and attends, by the backends that are chosen for a layer's kind."""
+
+    def __init__(self, choice_of: Callable[[AttentionKind], AttentionChoice]) -> None:
+        self._choice_of = choice_of
+
+    def attend(self, call: AttentionCall) -> Tensor:
+        """The call's attention [T, H, D]."""
+        if call.k is not None:
+            assert call.v is not None  # of one size
+            kv, k, v = call.kv, call.k.contiguous(), call.v.contiguous()
+            write_kv(k, v, kv.k, kv.v, call.batch.slot_mapping)
+        attended = replace(call, q=call.q.contiguous(), k=None, v=None)
+        return self._choice_of(call.kind).attend(attended)
+
+
+class KernelStep(AttentionStep):
+    """One step's attention with norms, rotation and storing in one kernel, too.
+
+    Heads of keys and values have one size, for which the kernels have tiles.
+    """
+
+    def __call__(
+        self,
+        qkv: Tensor,
+        qk_norm: Tensor | None,
+        eps: float,
+        layer: int,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
+        """Norms, rotates, stores and attends: [T, (H + 2 Hkv) D] -> [T, H D]."""
+        kv, table = self._kv_cache.of_layer(layer), self._parts.ropes.layer(layer)
+        batch, first_key = self._batch.of_group(kv.group), self._parts.heads.num_heads
+        q_norm, k_norm = (None, None) if qk_norm is None else (qk_norm[0], qk_norm[first_key])
+        q = norm_rope_write_kv(
+            qkv, self._positions, table, kv.k, kv.v, batch.slot_mapping, q_norm, k_norm, eps,
+            kv_scales=kv.scales, key_offsets=kv.key_offsets,
+        )  # fmt: skip
+        call = AttentionCall(q, kv, batch, self._parts.kinds[layer], sinks=sinks)
+        return self._attention.attend(call).flatten(1)
