@@ -14,10 +14,12 @@ that allows almost every token, or a JSON schema where a line says so.
 
 import argparse
 import sys
+import tempfile
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,8 +27,10 @@ import numpy as np
 from bench.grammars import PERSON
 from bench.harness import checkpoints, spelling
 from bench.harness.records import Results, add_json, spread
+from bench.harness.tables import pages_for, tables
 from gateway.structure.structure import JsonSchema
-from worker_svc.config import GEMM_ALGORITHMS, WorkerConfig
+from worker_svc.config import GEMM_ALGORITHMS, MODEL_IMPLS, QUANTIZATIONS, WorkerConfig
+from worker_svc.protocol.kv_groups import LayerGroup
 from worker_svc.protocol.step import NewSequence, RowSampling, StepInput, StepOutput
 from worker_svc.runner.model_runner import ModelRunner, Pending
 from worker_svc.startup import startup
@@ -117,10 +121,12 @@ class MixedStep:
 def arrivals(runner: ModelRunner, shape: MixedStep, context: int, times: int) -> list[StepSample]:
     """A prompt of new tokens each time, in a slot of its own, into the rows that decode."""
     steps = Steps(runner)
-    room = -(-(max(context + WARM_STEPS + times + 1, shape.num_prompt)) // runner.limits.block_size)
+    groups, room = runner.limits.groups, max(context + WARM_STEPS + times + 1, shape.num_prompt)
     rows = np.arange(shape.num_rows)
     if shape.num_rows:
-        new = tuple(_sequence(slot, context, context - 1, room, PLAIN) for slot in rows.tolist())
+        new = tuple(
+            _sequence(slot, (context, context - 1), groups, room, PLAIN) for slot in rows.tolist()
+        )
         steps.run(new_sequences=new, slots=rows, num_scheduled=np.ones_like(rows))
     found = []
     for index in range(WARM_STEPS + times):
@@ -128,7 +134,7 @@ def arrivals(runner: ModelRunner, shape: MixedStep, context: int, times: int) ->
         found.append(
             steps.run(
                 freed_slots=np.array([before] if index else [], dtype=np.int64),
-                new_sequences=(_sequence(arriving, shape.num_prompt, 0, room, PLAIN),),
+                new_sequences=(_sequence(arriving, (shape.num_prompt, 0), groups, room, PLAIN),),
                 slots=np.append(rows, arriving),
                 num_scheduled=np.append(np.ones_like(rows), shape.num_prompt),
             )
@@ -141,11 +147,12 @@ def asking(
 ) -> list[StepSample]:
     """Decode steps of as many rows as there are kinds, two in flight as they are when served."""
     steps = Steps(runner)
-    room = -(-(context + WARM_STEPS + times + 1) // runner.limits.block_size)
+    groups, room = runner.limits.groups, context + WARM_STEPS + times + 1
     rows = np.arange(len(kinds))
     ones = np.ones_like(rows)
     new = tuple(
-        _sequence(slot, context, context - 1, room, kind) for slot, kind in enumerate(kinds)
+        _sequence(slot, (context, context - 1), groups, room, kind)
+        for slot, kind in enumerate(kinds)
     )
     steps.run(new_sequences=new, slots=rows, num_scheduled=ones)
     for _ in range(WARM_STEPS):
@@ -157,16 +164,24 @@ def asking(
 
 
 def _sequence(
-    slot: int, num_tokens: int, num_computed: int, num_blocks: int, sampling: RowSampling
+    slot: int,
+    num_tokens: tuple[int, int],
+    groups: Sequence[LayerGroup],
+    room: int,
+    sampling: RowSampling,
 ) -> NewSequence:
+    """A sequence of so many tokens, of which so many are computed, with pages for `room`."""
+    known, computed = num_tokens
+    table, others = tables(groups, room, slot)
     return NewSequence(
         slot=slot,
         request_id=str(slot),
-        token_ids=(np.arange(num_tokens, dtype=np.int32) * 7 + slot) % 1000 + 1,
-        num_prompt_tokens=num_tokens,
-        num_computed_tokens=num_computed,
-        block_ids=np.arange(num_blocks, dtype=np.int32) + 1 + slot * num_blocks,
+        token_ids=(np.arange(known, dtype=np.int32) * 7 + slot) % 1000 + 1,
+        num_prompt_tokens=known,
+        num_computed_tokens=computed,
+        block_ids=table,
         sampling=sampling,
+        group_block_ids=others,
     )
 
 
@@ -183,13 +198,16 @@ def main(arguments: Sequence[str]) -> int:
         gemm_algorithms=options.gemm_algorithms,
         max_num_seqs=max(256, most_rows),
         max_model_len=longest + 32,
-        num_kv_blocks=2 + most_rows * -(-(longest + 32) // 16),
+        load_format="auto" if options.model else "dummy",
+        model_impl=options.model_impl,
+        quantization=options.quantization,
     )
-    with checkpoints.temporary(options.shape, options.layers) as folder:
+    with tempfile.TemporaryDirectory(prefix="pagewire-bench-") as made:
+        folder = checkpoints.describe(Path(made), options.shape, options.layers)
         if options.asking and not options.model:
-            spelling.write_tokenizer(folder, checkpoints.SHAPES[options.shape].vocab_size)
+            spelling.write_tokenizer(folder, checkpoints.vocab_size_of(options.shape))
         model = startup.load(config, options.model or folder, "auto", "")
-        runner = startup.build_runner(config, model, config.num_kv_blocks)
+        runner = startup.build_runner(config, model, pages_for(model, config, most_rows))
         started = time.perf_counter()
         runner.warm_up()
         warm_s = time.perf_counter() - started
@@ -252,8 +270,8 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     add = parser.add_argument
-    add("--shape", choices=checkpoints.SHAPES, default="qwen3-0.6b")
-    add("--model", help="a folder with the shape's checkpoint")
+    add("--shape", choices=checkpoints.NAMES, default="qwen3-0.6b")
+    add("--model", type=Path, help="a folder with the shape's checkpoint")
     add("--prompts", type=int, nargs="*", default=list(PROMPTS), help="tokens of prompts alone")
     add("--mixed", nargs="*", default=list(MIXED), metavar="ROWS+PROMPT", help="mixed steps")
     add("--context", type=int, default=576, help="tokens of the rows that decode")
@@ -261,6 +279,8 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     add("--repeat", type=int, default=3)
     add("--layers", type=int, default=0, help="cut the shape to so many")
     add("--gemm-algorithms", choices=GEMM_ALGORITHMS, default="auto")
+    add("--model-impl", choices=MODEL_IMPLS, default="auto")
+    add("--quantization", choices=QUANTIZATIONS, default="auto")
     add("--asking", action="store_true", help="also decode steps whose rows ask for more")
     add_json(parser)
     return parser.parse_args(arguments)

@@ -2,6 +2,7 @@
 
     python -m bench.documented --json documented.jsonl
 
+Families with experts, windows or states are parts that `--only` names: they take minutes more.
 Each part is a benchmark of its own, run as the command that is printed; checkpoints are written
 once, and kernels are compiled once, by the cold start that is measured first. Parts that fail are
 named at the end, without effect on the others.
@@ -20,6 +21,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+from bench.gpu import families
 from bench.harness import checkpoints
 from bench.harness.records import STDOUT, add_json
 from bench.harness.services import ROOT
@@ -28,6 +30,7 @@ PART_TIMEOUT_S = 240.0
 STOP_TIMEOUT_S = 30.0
 SMALL, LARGE = "qwen3-0.6b", "qwen3-8b"
 NAMES = ("startup", "split-small", "no-grants", "runner-small", "split-large", "kernels")
+FAMILIES = {f"family-{model.replace(':', '-')}": model for model in families.MODELS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +58,10 @@ def parts(given: argparse.Namespace, kernels: str) -> tuple[DocumentedBench, ...
         DocumentedBench("runner-small", "gpu_steps", small, repeat),
         DocumentedBench("split-large", "throughput", large, (*by_batch_large, *repeat, *to_worker)),
         DocumentedBench("kernels", "kernels", None, ("--only", "decode", "prefill")),
+        *(
+            DocumentedBench(name, "gpu.families", None, ("--models", model, *repeat))
+            for name, model in FAMILIES.items()
+        ),
     )
 
 
@@ -65,7 +72,8 @@ def main(arguments: Sequence[str]) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     add = parser.add_argument
-    add("--only", choices=NAMES, nargs="+", default=NAMES, help="parts to run (default: all)")
+    all_parts = (*NAMES, *FAMILIES)
+    add("--only", choices=all_parts, nargs="+", default=NAMES, help="(default: all but families)")
     add("--repeat", type=int, default=3, help="runs per median (default: 3)")
     add("--small", choices=checkpoints.SHAPES, default=SMALL, help=f"(default: {SMALL})")
     add("--large", choices=checkpoints.SHAPES, default=LARGE, help=f"(default: {LARGE})")

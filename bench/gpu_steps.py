@@ -25,18 +25,21 @@ import numpy as np
 
 from bench.harness import checkpoints
 from bench.harness.records import Results, add_json, spread
+from bench.harness.tables import pages_for, tables
 from worker_svc.config import (
     ALL_REDUCES,
     ATTENTION_BACKENDS,
     DTYPES,
     GEMM_ALGORITHMS,
     KV_CACHE_DTYPES,
+    MODEL_IMPLS,
     QUANTIZATIONS,
     WorkerConfig,
 )
 from worker_svc.device.device import resolve_device, set_num_threads
 from worker_svc.parallel import group as parallel
 from worker_svc.parallel.group import ALONE, Group
+from worker_svc.protocol.kv_groups import LayerGroup
 from worker_svc.protocol.step import NewSequence, RowSampling, StepInput, StepOutput
 from worker_svc.runner.model_runner import ModelRunner
 from worker_svc.startup import startup
@@ -64,6 +67,7 @@ class Options:
     dtype: str
     kv_cache_dtype: str
     quantization: str
+    model_impl: str
     model: Path | None
 
 
@@ -98,9 +102,9 @@ def measure(runner: ModelRunner, options: Options, batch: int) -> Result:
     """Times decode steps around the context length."""
     num_steps = WARM_STEPS + options.steps
     first = max(1, options.context - num_steps // 2)
-    needed = -(-(first + num_steps + 1) // runner.limits.block_size)
     sampling = RowSampling(temperature=options.temperature, top_p=options.top_p)
-    entering = side_by_side(batch, first, needed, sampling)
+    length = first + num_steps + 1
+    entering = side_by_side(batch, first, length, runner.limits.groups, sampling)
     pending = deque([runner.launch(entering)])
     device_us: list[float] = []
     host_s = 0.0
@@ -123,27 +127,32 @@ def measure(runner: ModelRunner, options: Options, batch: int) -> Result:
     )
 
 
-def side_by_side(batch: int, context: int, num_blocks: int, sampling: RowSampling) -> StepInput:
-    """A decode step of `batch` rows with their own blocks, which begin with it.
+def side_by_side(
+    batch: int, context: int, length: int, groups: Sequence[LayerGroup], sampling: RowSampling
+) -> StepInput:
+    """A decode step of `batch` rows with their own blocks for `length` tokens, which begin with it.
 
     No KV before it is computed: speed does not depend on the cache's content.
     """
-    new = tuple(
-        NewSequence(
-            slot=slot,
-            request_id=str(slot),
-            token_ids=np.full(context, 1 + slot, dtype=np.int32),
-            num_prompt_tokens=context,
-            num_computed_tokens=context - 1,
-            block_ids=np.arange(num_blocks, dtype=np.int32) + 1 + slot * num_blocks,
-            sampling=sampling,
+    new = []
+    for slot in range(batch):
+        table, others = tables(groups, length, slot)
+        new.append(
+            NewSequence(
+                slot=slot,
+                request_id=str(slot),
+                token_ids=np.full(context, 1 + slot, dtype=np.int32),
+                num_prompt_tokens=context,
+                num_computed_tokens=context - 1,
+                block_ids=table,
+                sampling=sampling,
+                group_block_ids=others,
+            )
         )
-        for slot in range(batch)
-    )
     return StepInput(
         step_id=1,
         reset=True,
-        new_sequences=new,
+        new_sequences=tuple(new),
         slots=np.arange(batch),
         num_scheduled=np.ones(batch, dtype=np.int64),
     )
@@ -175,7 +184,7 @@ def run(options: Options, place: RankPlace) -> dict[int, list[Result]]:
         load_format="auto" if options.model is not None else "dummy",
         max_num_seqs=largest,
         max_model_len=length,
-        num_kv_blocks=2 + largest * -(-length // 16),
+        model_impl=options.model_impl,
     )
     with _checkpoint(options, place) as folder, _group(options, place, folder) as group:
         model = group.together(lambda: startup.load(config, folder, "auto", "", group))
@@ -185,7 +194,8 @@ def run(options: Options, place: RankPlace) -> dict[int, list[Result]]:
 def _measure_all(
     config: WorkerConfig, model: startup.LoadedModel, options: Options
 ) -> dict[int, list[Result]]:
-    runner = startup.build_runner(config, model, config.num_kv_blocks)
+    num_pages = pages_for(model, config, max(options.batches))
+    runner = startup.build_runner(config, model, num_pages)
     started = time.perf_counter()
     runner.warm_up()
     print(f"warm after {time.perf_counter() - started:.1f} s", file=sys.stderr)
@@ -282,6 +292,7 @@ def parse(arguments: Sequence[str]) -> tuple[Options, RankPlace, str | None]:
     parser.add_argument("--dtype", choices=DTYPES, default="auto")
     parser.add_argument("--kv-cache-dtype", choices=KV_CACHE_DTYPES, default="auto")
     parser.add_argument("--quantization", choices=QUANTIZATIONS, default="auto")
+    parser.add_argument("--model-impl", choices=MODEL_IMPLS, default="auto")
     for hidden, kind in (("--rank", int), ("--store-port", int), ("--folder", Path)):
         parser.add_argument(hidden, type=kind, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     add_json(parser)

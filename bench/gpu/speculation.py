@@ -50,8 +50,9 @@ class SteadyRows:
         self._num_tokens = options.tokens
         self._context = options.context
         sampling = RowSampling(temperature=options.temperature)
-        num_blocks = -(-_length(options) // BLOCK_SIZE)
-        self._entering = side_by_side(num_rows, options.context, num_blocks, sampling)
+        self._entering = side_by_side(
+            num_rows, options.context, _length(options), runner.limits.groups, sampling
+        )
 
     def plain(self) -> TimedRun:
         """No drafts, two steps in flight."""

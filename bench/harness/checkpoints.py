@@ -92,6 +92,13 @@ def config_of(name: str, num_layers: int = 0) -> dict[str, object]:
     return _config(replace(shape, num_layers=num_layers) if num_layers else shape)
 
 
+def vocab_size_of(name: str) -> int:
+    """The vocabulary of a shape, one of NAMES."""
+    vocab_size = config_of(name)["vocab_size"]
+    assert isinstance(vocab_size, int)
+    return vocab_size
+
+
 def write(folder: Path, name: str, num_layers: int = 0, int4_group: int = 0) -> Path:
     """Writes a model folder of a shape in bfloat16, one file per layer; 0 layers: all of them.
 

@@ -47,6 +47,25 @@ _MXFP4 = {
         "lm_head",
     ],
 }
+_QWEN_3_5: dict[str, Any] = {
+    "vocab_size": 248_320,
+    "num_attention_heads": 16,
+    "head_dim": 256,
+    "hidden_act": "silu",
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_conv_kernel_dim": 4,
+    "max_position_embeddings": 262_144,
+    "rms_norm_eps": 1e-6,
+    "rope_parameters": {
+        "partial_rotary_factor": 0.25,
+        "rope_theta": 10_000_000.0,
+        "rope_type": "default",
+    },
+    "tie_word_embeddings": False,
+}
 CONFIGS: dict[str, dict[str, Any]] = {
     "gpt-oss-20b": _GPT_OSS_20B,
     "gpt-oss-20b-mxfp4": _GPT_OSS_20B | {"quantization_config": _MXFP4},
@@ -74,23 +93,26 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "max_position_embeddings": 131_072,
         "tie_word_embeddings": True,
     },
-    "qwen3.5-9b": {
+    "qwen3.5-9b": _QWEN_3_5
+    | {
         "architectures": ["Qwen3_5ForCausalLM"],
         "model_type": "qwen3_5_text",
-        "vocab_size": 248_320,
         "hidden_size": 4096,
         "intermediate_size": 12_288,
         "num_hidden_layers": 32,
-        "num_attention_heads": 16,
         "num_key_value_heads": 4,
-        "head_dim": 256,
-        "linear_num_key_heads": 16,
-        "linear_num_value_heads": 32,
-        "linear_key_head_dim": 128,
-        "linear_value_head_dim": 128,
-        "linear_conv_kernel_dim": 4,
-        "max_position_embeddings": 262_144,
-        "tie_word_embeddings": False,
+    },
+    "qwen3.5-35b-a3b": _QWEN_3_5
+    | {
+        "architectures": ["Qwen3_5MoeForCausalLM"],
+        "model_type": "qwen3_5_moe_text",
+        "hidden_size": 2048,
+        "moe_intermediate_size": 512,
+        "num_experts": 256,
+        "num_experts_per_tok": 8,
+        "num_hidden_layers": 40,
+        "num_key_value_heads": 2,
+        "shared_expert_intermediate_size": 512,
     },
 }
 

@@ -15,16 +15,20 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
 ]
 CONFIG = replace(test_windows.CONFIG, device="cuda")
+FAMILIES = ("gemma3", "gpt_oss", "mistral")
 
 
-@pytest.fixture(scope="module", params=["gemma3", "gpt_oss", "mistral"])
+PARAMS = [(name, impl) for impl in ("transformers", "native") for name in FAMILIES]
+
+
+@pytest.fixture(scope="module", params=PARAMS, ids=" by ".join)
 def windowed(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Windowed]:
-    folder = tmp_path_factory.mktemp("windows") / request.param
-    with test_windows.served(
-        request.param, folder, CONFIG, {"head_dim": 16, "hidden_size": 64}
-    ) as found:
+    name, impl = request.param
+    folder = tmp_path_factory.mktemp("windows") / name
+    config = replace(CONFIG, model_impl=impl)
+    with test_windows.served(name, folder, config, {"head_dim": 16, "hidden_size": 64}) as found:
         yield found
 
 
