@@ -48,7 +48,7 @@ class KernelStep(AttentionStep):
     ) -> Tensor:
         """Norms, rotates, stores and attends: [T, (H + 2 Hkv) D] -> [T, H D]."""
         kv, table = self._kv_cache.of_layer(layer), self._parts.ropes.layer(layer)
-        batch, first_key = self._batch.of_group(kv.group), self._parts.heads.num_heads
+        batch, first_key = self._batch.of_group(kv.group), self._parts.heads[layer].num_heads
         q_norm, k_norm = (None, None) if qk_norm is None else (qk_norm[0], qk_norm[first_key])
         q = norm_rope_write_kv(
             qkv, self._positions, table, kv.k, kv.v, batch.slot_mapping, q_norm, k_norm, eps,

@@ -86,8 +86,8 @@ class Attends(Protocol):
 class AttentionParts:
     """What the attention of a model's layers has in all steps."""
 
-    heads: HeadLayout
-    kinds: Sequence[AttentionKind]  # one of each layer; equal ones are the same
+    heads: Sequence[HeadLayout]  # one of each layer, as are kinds
+    kinds: Sequence[AttentionKind]  # equal ones are the same
     ropes: RopeTables
     dtype: torch.dtype  # of projections; the cache may have another
 
@@ -124,7 +124,7 @@ class AttentionStep:
         qk_norm [H + Hkv, D] is the norm weight of each head of q and k, for models that have one;
         so are `sinks` [H].
         """
-        heads = self._parts.heads
+        heads = self._parts.heads[layer]
         qkv = qkv.view(len(qkv), -1, heads.head_dim)
         qk, v = qkv.tensor_split((heads.num_heads + heads.num_kv_heads,), dim=1)
         if qk_norm is not None:

@@ -97,14 +97,15 @@ class ComposedStack:
     ) -> None:
         """Takes over the weights of experts; `states` are those of the slots, once there are any.
 
-        The norms of `loop` are RMSNorm, its feeds MLP and Experts.
+        All layers have the same heads. The norms of `loop` are RMSNorm, its feeds MLP and Experts.
         """
         self._embedding = embedding
         self._loop = loop.of([_by_kernels(layer) for layer in loop.layers], _norm(loop.final_norm))
         self._parts = attention
         self._states = states
         self._has_states = any(layer.keeps_states for layer in loop.layers)
-        self.triton = TritonAttention(attention.heads, embedding.table)
+        (self._heads,) = set(attention.heads)
+        self.triton = TritonAttention(self._heads, embedding.table)
         by_triton = AttentionChoice(self.triton, self.triton, self.triton)
         # Can be replaced until the first graph is captured.
         self.attention = LayerChoices(dict.fromkeys(attention.kinds, by_triton))
@@ -123,7 +124,7 @@ class ComposedStack:
     @property
     def tile_heads(self) -> TileHeads:
         """The heads of all layers' attention."""
-        heads = self._parts.heads
+        heads = self._heads
         return TileHeads(heads.num_heads, heads.num_kv_heads, heads.head_dim)
 
     def forward(

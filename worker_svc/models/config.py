@@ -52,7 +52,7 @@ def load(folder: Path, ignored_keys: Collection[str] = (), quantization: str = "
             f"quantization: {found.label} is not supported for {architecture}, whose tensors are "
             "parted as they are read"
         )
-    if found is not None and any(each.latent is not None for each in spec.attentions):
+    if found is not None and spec.has_latents:
         raise UnsupportedModel(
             f"quantization: {found.label} is not supported for {architecture}, whose keys and "
             "values are made of latents"

@@ -7,6 +7,7 @@ vocabulary; hidden states are complete and equal on all ranks.
 """
 
 import logging
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -164,13 +165,12 @@ class Decoder:
         self._activation_dtype = activation_dtype(dtype, device)  # where neither kernels run
         self.device = device
         kinds = [attention.kind(max_model_len) for attention in spec.attentions]
-        of_layers = [attention.rope for attention in spec.attentions]
-        rotary_dim = spec.attention.rotary_dim
+        rotations = [(attention.rope, attention.rotary_dim) for attention in spec.attentions]
         # Of layers with attention.
         self._attention = AttentionParts(
-            spec.attention.heads,
+            [attention.heads for attention in spec.attentions],
             [kinds[kinds.index(kind)] for kind in kinds],
-            rope_tables(spec.ropes, of_layers, rotary_dim, max_model_len, device),
+            rope_tables(spec.ropes, rotations, max_model_len, device),
             self._activation_dtype,
         )
         self._table = self._head = _per_token(spec, dtype, device)  # [V, hidden]
@@ -193,8 +193,8 @@ class Decoder:
 
     @property
     def heads(self) -> HeadLayout:
-        """The heads of all layers with attention."""
-        return self._attention.heads
+        """The heads of every layer. Raises UnsupportedModel if layers differ in them."""
+        return self.spec.attention.heads
 
     @property
     def kinds(self) -> Sequence[AttentionKind]:
@@ -209,14 +209,15 @@ class Decoder:
         """
         is_on_gpu = self.device.type in ("cuda", "meta")
         is_computed = not kernel_limits.beyond_triton(self.spec, self.group.size)
-        return is_on_gpu and fuses(self.heads.head_dim) and is_computed
+        return is_on_gpu and is_computed and fuses(self.heads.head_dim)
 
     @property
     def _is_composed(self) -> bool:
         """True if torch computes some parts of the layers, and Triton kernels the others."""
-        has_kernels = fuses(self.heads.head_dim) and not fp8.is_fp8(self.kv_dtype)
-        is_plain = self.spec.quantization is None and self.spec.attention.latent is None
-        return self.device.type == "cuda" and has_kernels and is_plain and not self._is_fused
+        is_plain = self.spec.quantization is None and not fp8.is_fp8(self.kv_dtype)
+        is_served = is_plain and not kernel_limits.beyond_composed(self.spec)
+        has_kernels = is_served and fuses(self.heads.head_dim)
+        return self.device.type == "cuda" and has_kernels and not self._is_fused
 
     def destinations(self) -> Destinations:
         names = self.spec.names
@@ -285,8 +286,19 @@ class Decoder:
 
     def kv_layout(self, num_blocks: int, block_size: int) -> str:
         """The sizes of a cache of so many blocks, in words."""
-        sizes = num_blocks, block_size, self.heads.num_kv_heads, self.heads.head_dim
-        return f"[num_blocks, block_size, num_kv_heads, head_dim] = {list(sizes)}"
+        by_layers = [
+            f"{[num_blocks, block_size, num_kv_heads, head_dim]}{of_layers}"
+            for (num_kv_heads, head_dim), of_layers in self._cached_heads().items()
+        ]
+        return f"[num_blocks, block_size, num_kv_heads, head_dim] = {' and '.join(by_layers)}"
+
+    def _cached_heads(self) -> Mapping[tuple[int, int], str]:
+        """Numbers and sizes of KV heads, and of which layers they are, if layers differ."""
+        heads = [(each.num_kv_heads, each.head_dim) for each in self.spec.attentions]
+        counts = Counter(heads)
+        if len(counts) == 1:
+            return {heads[0]: ""}
+        return {each: f" of {count} layers" for each, count in counts.items()}
 
     def kv_plan(self, block_size: int, max_model_len: int) -> KvPlan | None:
         """The KV groups of layers with different windows; None: all layers have one table."""
@@ -298,7 +310,7 @@ class Decoder:
 
     def new_cache(self, num_blocks: int, block_size: int) -> KVCache | LayerCache:
         """An empty KV cache for this model."""
-        if self.spec.attention.latent is not None:
+        if self.spec.has_latents or not self.spec.has_one_attention:
             shapes = [attention.kv_shape for attention in self.spec.attentions]
             return LayerCache(shapes, num_blocks, block_size, self.kv_dtype, self.device)
         return KVCache(
@@ -329,12 +341,12 @@ class Decoder:
         if self.composed is not None:
             return self.composed.forward(token_ids, positions, kv_cache, batch, last)
         if self.fused is not None:
-            assert not isinstance(kv_cache, LayerCache)  # of latents, which they do not have
+            assert not isinstance(kv_cache, LayerCache)  # see `kernel_limits`
             return self.fused.forward(token_ids, positions, kv_cache, batch, last)
         assert last is None
         residual = self._embedding(token_ids)  # [T, hidden]
         if self._compiled is not None:
-            assert not isinstance(kv_cache, LayerCache)  # of latents, which C kernels do not have
+            assert not isinstance(kv_cache, LayerCache)  # see `kernel_limits`
             return self._compiled.forward(residual, positions, kv_cache, batch)
         residual = residual.to(self._activation_dtype)
         step = AttentionStep(self._attention, batch, positions, kv_cache)

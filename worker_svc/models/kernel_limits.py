@@ -8,15 +8,13 @@ from worker_svc.models.spec import ModelSpec
 def beyond_triton(spec: ModelSpec, num_ranks: int) -> str:
     """What Triton kernels on CUDA lack, in words; empty: nothing."""
     # A rank has the squares of its own heads alone.
-    norms_over_ranks = spec.attention.norms_all_heads and num_ranks > 1
+    norms_over_ranks = _norms_all_heads(spec) and num_ranks > 1
     return _named(
         {
-            "states": spec.has_states,
+            **_beyond_both(spec),
             # Which of the two comes first would have to be known.
             "a factor on what they add, and norms of that": _scales_and_norms(spec),
-            "gated attention": spec.attention.is_gated,
             "norms of all heads together, of several ranks": norms_over_ranks,
-            "keys and values of latents": spec.attention.latent is not None,
         }
     )
 
@@ -25,15 +23,36 @@ def beyond_c(spec: ModelSpec) -> str:
     """What C kernels on a CPU lack, in words; empty: nothing."""
     return _named(
         {
-            "states": spec.has_states,
+            **_beyond_both(spec),
             "a factor on what they add": spec.residual_scale != 1.0,
-            "gated attention": spec.attention.is_gated,
-            "norms of all heads together": spec.attention.norms_all_heads,
-            "keys and values of latents": spec.attention.latent is not None,
+            "norms of all heads together": _norms_all_heads(spec),
             "groups of experts": spec.has_expert_groups,
             "heads that are rotated in part": spec.rotates_in_part,
         }
     )
+
+
+def beyond_composed(spec: ModelSpec) -> str:
+    """What torch between Triton kernels lacks, in words; empty: nothing."""
+    return _named(
+        {
+            "attention of several shapes": not spec.has_one_attention,
+            "keys and values of latents": spec.has_latents,
+        }
+    )
+
+
+def _beyond_both(spec: ModelSpec) -> Mapping[str, bool]:
+    return {
+        "states": spec.has_states,
+        "attention of several shapes": not spec.has_one_attention,
+        "gated attention": any(mixer.is_gated for mixer in spec.attentions),
+        "keys and values of latents": spec.has_latents,
+    }
+
+
+def _norms_all_heads(spec: ModelSpec) -> bool:
+    return any(mixer.norms_all_heads for mixer in spec.attentions)
 
 
 def _scales_and_norms(spec: ModelSpec) -> bool:

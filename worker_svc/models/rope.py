@@ -104,20 +104,19 @@ class RotaryConfig:
 
 def rope_tables(
     ropes: Mapping[str, RotaryConfig],
-    of_layers: Sequence[str | None],
-    head_dim: int,
+    of_layers: Sequence[tuple[str | None, int]],
     length: int,
     device: torch.device,
 ) -> RopeTables:
-    """Tables for layers that rotate by these names, or not at all: None."""
-    names = list(dict.fromkeys(of_layers))
+    """Tables for layers that rotate by these names, or not at all: None, heads of these sizes."""
+    kinds = list(dict.fromkeys(of_layers))
     tables = (
         _no_rotation(head_dim, length)
         if name is None
         else cos_sin_table(ropes[name], ropes[name].size(head_dim), length)
-        for name in names
+        for name, head_dim in kinds
     )
-    of_layer = tuple(names.index(name) for name in of_layers)
+    of_layer = tuple(kinds.index(kind) for kind in of_layers)
     return RopeTables(tuple(table.to(device) for table in tables), of_layer)
 
 

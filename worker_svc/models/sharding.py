@@ -58,9 +58,14 @@ class Sharding:
             return None
         end, count = ends[0], self.size
         if end.startswith(("k_proj", "v_proj", "k_norm")):
-            count = min(count, self.whole.attention.num_kv_heads)
+            count = min(count, self._num_kv_heads(name))
         sections = self._sections.get(end, ())
         return Share(divided[end], self.rank // (self.size // count), count, sections)
+
+    def _num_kv_heads(self, name: str) -> int:
+        """The KV heads, on all ranks together, of the layer that has a tensor."""
+        index = name.removeprefix(f"{self.whole.names.layers}.").partition(".")[0]
+        return self.whole.layers[int(index)].attention.num_kv_heads
 
 
 def _sections(whole: ModelSpec) -> Mapping[str, tuple[int, ...]]:

@@ -500,6 +500,16 @@ class ModelSpec:
         return shapes[0]
 
     @property
+    def has_one_attention(self) -> bool:
+        """True if attention of all layers has one shape; then `attention` is it."""
+        return len({mixer.shape for mixer in self.attentions}) == 1
+
+    @property
+    def has_latents(self) -> bool:
+        """True if the cache of a layer holds latents."""
+        return any(mixer.latent is not None for mixer in self.attentions)
+
+    @property
     def has_experts(self) -> bool:
         """True if a layer has experts in place of one MLP."""
         return any(isinstance(layer.feed, MoeSpec) for layer in self.layers)
@@ -517,6 +527,11 @@ class ModelSpec:
     def rotates_in_part(self) -> bool:
         """True if layers may rotate the first dimensions of a head alone."""
         return any(rope.part < 1 for rope in self.ropes.values())
+
+    @property
+    def is_uniform(self) -> bool:
+        """True if all layers equal one in shape; then `uniform` is it."""
+        return len({layer.shape for layer in self.layers}) == 1
 
     @property
     def uniform(self) -> LayerSpec:

@@ -74,8 +74,12 @@ def _check(folder: Path, shape: ModelSpec, target: ModelFacts) -> None:
             f"draft_model: {folder} has states of sequences, which do not go back to the last "
             "token accepted"
         )
-    if shape.attention.latent is not None:
+    if shape.has_latents:
         raise UnsupportedOption(f"draft_model: {folder} has a cache of latents, which do not draft")
+    if not shape.has_one_attention:
+        raise UnsupportedOption(
+            f"draft_model: {folder} has heads of several sizes in its cache, which do not draft"
+        )
     if shape.vocab_size != target.vocab_size:
         raise UnsupportedOption(
             f"draft_model: {folder} has vocab_size {shape.vocab_size}, the model served "

@@ -129,16 +129,20 @@ def _by_transformers(
 
 
 def check_states(config: WorkerConfig, shape: ModelSpec, kv_dtype: torch.dtype) -> None:
-    """Raises UnsupportedOption for an option that layers with states, or latents, do not serve."""
-    has_latents = shape.attention.latent is not None
-    if not shape.has_states and not has_latents:
+    """Raises UnsupportedOption for an option that a cache of another form does not serve.
+
+    Such are those of states, of latents, and of heads that differ by layer.
+    """
+    if shape.has_states:
+        reason = "whose states do not go back to the last token accepted"
+    elif shape.has_latents:
+        reason = "whose cache holds latents"
+    elif not shape.has_one_attention:
+        reason = "whose cache has heads of several sizes"
+    else:
         return
     if config.draft_model is not None:
-        reason = "whose states do not go back to the last token accepted"
-        raise UnsupportedOption(
-            f"draft_model: is not served for {shape.architecture}, "
-            f"{'whose cache holds latents' if has_latents else reason}"
-        )
+        raise UnsupportedOption(f"draft_model: is not served for {shape.architecture}, {reason}")
     if fp8.is_fp8(kv_dtype):
         raise UnsupportedOption(
             f"kv_cache_dtype: FP8, asked for by the option or the checkpoint, is not served for "

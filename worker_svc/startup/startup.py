@@ -132,7 +132,8 @@ def _load_natively(
     max_model_len = config.max_model_len or shape.max_model_len
     kv_dtype = _kv_dtype_of(config, shape, dtype, device)
     implementation.check_states(config, shape, kv_dtype)
-    candidates = _candidates(config, device, dtype, kv_dtype, shape.attention.head_dim)
+    head_dim = max(attention.head_dim for attention in shape.attentions)
+    candidates = _candidates(config, device, dtype, kv_dtype, head_dim)
     _require_room(config, shape, kv_dtype, device, max_model_len)
     log.info("loading %s as %s on %s", folder, _name(dtype), device)
     helpers = (
@@ -162,8 +163,11 @@ def _load_natively(
 
 
 def _measured_dtype(shape: ModelSpec, group: Group) -> Callable[[], torch.dtype] | None:
-    """The search for the quickest type on this CPU; None: ranks, and experts, have no measure."""
-    if group.size > 1 or shape.has_experts:
+    """The search for the quickest type on this CPU; None: there is no measure.
+
+    So it is for ranks, for experts and for layers that differ.
+    """
+    if group.size > 1 or shape.has_experts or not shape.is_uniform:
         return None
     return lambda: quickest(WeightShapes.of(shape))
 

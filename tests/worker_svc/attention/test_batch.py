@@ -11,6 +11,7 @@ from kernels import reference
 from kernels.attention_kind import AttentionKind
 from worker_svc.attention.batch import AttentionBatch, HeadLayout
 from worker_svc.attention.kv_cache import KVCache
+from worker_svc.attention.layer_cache import KvShape, LayerCache
 from worker_svc.attention.rope_tables import RopeTables
 from worker_svc.attention.torch_backend import AttentionParts, AttentionStep
 from worker_svc.models.rope import RotaryConfig, cos_sin_table
@@ -20,7 +21,7 @@ HEADS = HeadLayout(num_heads=4, num_kv_heads=2, head_dim=8)
 KINDS = [AttentionKind(HEADS.scale)] * 3
 BLOCK_SIZE = 4
 COS_SIN = cos_sin_table(RotaryConfig(10_000.0), 8, 64)
-PARTS = AttentionParts(HEADS, KINDS, RopeTables((COS_SIN,), (0, 0, 0)), torch.float32)
+PARTS = AttentionParts([HEADS] * 3, KINDS, RopeTables((COS_SIN,), (0, 0, 0)), torch.float32)
 
 
 def make_cache(num_layers: int = 1) -> KVCache:
@@ -53,15 +54,21 @@ def attend(qkv: Tensor, positions: Tensor, batch: AttentionBatch, cache: KVCache
     return AttentionStep(PARTS, batch, positions, cache)(qkv, None, 0.0, 0)
 
 
-def dense(qkv: Tensor, qk_norm: Tensor | None = None, cos_sin: Tensor = COS_SIN) -> Tensor:
-    """Whole-prompt causal attention of one sequence, without a cache."""
+def dense(
+    qkv: Tensor,
+    qk_norm: Tensor | None = None,
+    cos_sin: Tensor = COS_SIN,
+    heads: HeadLayout = HEADS,
+) -> Tensor:
+    """Whole-prompt causal attention of one sequence, without a cache; two heads share a KV head."""
     count = qkv.shape[0]
-    q, k, v = qkv.view(count, 8, 8).split((4, 2, 2), dim=1)
+    sizes = (heads.num_heads, heads.num_kv_heads, heads.num_kv_heads)
+    q, k, v = qkv.view(count, -1, heads.head_dim).split(sizes, dim=1)
     if qk_norm is not None:
         q, k = reference.rms_norm(q, qk_norm[:4], 1e-6), reference.rms_norm(k, qk_norm[4:], 1e-6)
     q, k = reference.rotary_embedding(q, k, torch.arange(count), cos_sin)
     k, v = k.repeat_interleave(2, dim=1), v.repeat_interleave(2, dim=1)
-    scores = torch.einsum("qhd,khd->hqk", q, k) / math.sqrt(8)
+    scores = torch.einsum("qhd,khd->hqk", q, k) * heads.scale
     scores = scores.masked_fill(torch.ones(count, count).triu(1).bool(), -math.inf)
     return torch.einsum("hqk,khd->qhd", scores.softmax(-1), v).flatten(1)
 
@@ -114,6 +121,27 @@ def test_a_layer_writes_its_own_cache_alone() -> None:
     AttentionStep(PARTS, batch, positions, cache)(torch.randn(2, 64), None, 0.0, 1)
     written = [cache.rows(layer).count_nonzero().item() for layer in range(3)]
     assert written == [0, 2 * 2 * 2 * 8, 0]
+
+
+def test_layers_with_heads_of_their_own_sizes() -> None:
+    """The second layer has eight heads of 4 and four of keys, in as many numbers a token."""
+    torch.manual_seed(0)
+    qkv = torch.randn(6, 64)
+    small = HeadLayout(num_heads=8, num_kv_heads=4, head_dim=4)
+    ropes = RopeTables((COS_SIN, cos_sin_table(RotaryConfig(10_000.0), 4, 64)), (0, 1))
+    parts = replace(
+        PARTS, heads=[HEADS, small], kinds=[KINDS[0], AttentionKind(small.scale)], ropes=ropes
+    )
+    cache = LayerCache([KvShape(2, 8, 8), KvShape(4, 4, 4)], 8, BLOCK_SIZE, torch.float32, CPU)
+    found: list[list[Tensor]] = [[], []]
+    for start, count in ((0, 3), (3, 1), (4, 2)):
+        positions, batch = make_batch([[3, 1]], [start], [count])
+        step = AttentionStep(parts, batch, positions, cache)
+        for layer in range(2):
+            found[layer].append(step(qkv[start : start + count], None, 0.0, layer))
+    expected = dense(qkv), dense(qkv, cos_sin=ropes.tables[1], heads=small)
+    for parted, whole in zip(found, expected, strict=True):
+        torch.testing.assert_close(torch.cat(parted), whole)
 
 
 def test_a_layer_rotates_by_its_own_table() -> None:

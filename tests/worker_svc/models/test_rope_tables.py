@@ -97,7 +97,7 @@ def test_the_fused_layers_take_each_layers_table(
 
 
 def test_a_layer_without_rotation_sees_no_positions() -> None:
-    tables = rope_tables(ROPES, ["slow", None, "slow"], 8, 32, CPU)
+    tables = rope_tables(ROPES, [("slow", 8), (None, 8), ("slow", 8)], 32, CPU)
     assert tables.of_layer == (0, 1, 0)
     torch.manual_seed(0)
     q, k = torch.randn(5, 2, 8), torch.randn(5, 1, 8)

@@ -1,10 +1,14 @@
 """A model as data: what is derived from its layers, and what is refused of layers that differ."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
+import torch
 
 from kernels.attention_kind import AttentionKind
+from worker_svc.config import UnsupportedOption, WorkerConfig
+from worker_svc.models import kernel_limits
 from worker_svc.models.rope import RotaryConfig, YarnScaling
 from worker_svc.models.sharding import Sharding
 from worker_svc.models.spec import (
@@ -18,6 +22,7 @@ from worker_svc.models.spec import (
     UnsupportedModel,
     rehearsed,
 )
+from worker_svc.startup.implementation import check_states
 
 ATTENTION = AttentionSpec(num_heads=4, num_kv_heads=2, head_dim=8, rope="rope")
 ROUTER = RouterSpec(4, 2, renormalizes=True)
@@ -56,6 +61,36 @@ def test_layers_of_several_shapes_are_refused_where_one_is_needed(
         _ = model.uniform
     with pytest.raises(UnsupportedModel, match=r"^layers: .* has attention of 2 kinds"):
         _ = model.attention
+
+
+def test_what_needs_heads_of_one_size_is_not_computed_by_kernels_of_one_shape() -> None:
+    other = with_second(head_dim=16)
+    assert (MODEL.has_one_attention, with_second(window=4).has_one_attention) == (True, True)
+    assert (MODEL.is_uniform, other.has_one_attention, other.is_uniform) == (True, False, False)
+    several = "attention of several shapes"
+    assert [kernel_limits.beyond_c(spec) for spec in (MODEL, other)] == ["", several]
+    assert [kernel_limits.beyond_triton(spec, 2) for spec in (MODEL, other)] == ["", several]
+    assert other.kv_width == 2 * 2 * (8 + 16 + 8)
+
+
+def test_keys_and_values_are_divided_by_the_heads_of_their_own_layer() -> None:
+    """Of four ranks two have the same one of two KV heads; of four heads each has its own."""
+    sharding = Sharding(with_second(num_kv_heads=4), 3, 4)
+    for layer, expected in ((0, (1, 2)), (1, (3, 4)), (2, (1, 2))):
+        share = sharding.share(f"model.layers.{layer}.self_attn.k_proj.weight")
+        assert share is not None
+        assert (share.index, share.count) == expected
+
+
+@pytest.mark.parametrize("option", [{"draft_model": "other"}, {}])
+def test_options_that_need_one_size_of_heads_are_refused_by_name(option: dict[str, Any]) -> None:
+    """A cache in FP8 is the second."""
+    named, kv_dtype = next(iter(option), "kv_cache_dtype"), torch.bfloat16
+    if not option:
+        kv_dtype = torch.float8_e4m3fn
+    check_states(WorkerConfig(**option), MODEL, kv_dtype)
+    with pytest.raises(UnsupportedOption, match=f"^{named}: .*LlamaForCausalLM"):
+        check_states(WorkerConfig(**option), with_second(head_dim=16), kv_dtype)
 
 
 def test_layers_that_are_fed_differently_share_their_attention() -> None:
