@@ -61,7 +61,7 @@ def packed(values: Values, type_name: str) -> Packed:
     for place, scale in K_SCALES[type_name]:
         scales = (scale * random.uniform(0.5, 1.5, len(blocks))).astype("<f2")
         blocks[:, place : place + 2] = scales.view(np.uint8).reshape(-1, 2)
-    return Packed(blocks.reshape(len(values), -1), type_name)
+    return Packed(blocks.reshape(*values.shape[:-1], -1), type_name)
 
 
 @dataclass(slots=True)

@@ -34,6 +34,30 @@ NORMS_ON_BOTH_SIDES = {
 }
 QUERIES, KEYS = "attn_q", "attn_k"
 QUERY_BIAS = "blk.0.attn_q.bias"
+MLP = ("ffn_gate", "ffn_up", "ffn_down")
+EXPERTS = "expert_count"
+SINKS = "attn_sinks"  # of attention, a number for each head
+# In place of an MLP: a router, and weights of all experts in one tensor.
+ROUTER = "ffn_gate_inp"
+EXPERT_GATE, EXPERT_UP, EXPERT_DOWN = "ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"
+
+
+@dataclass(frozen=True, slots=True)
+class GgufExperts:
+    """The experts of a family: their tensors' names in a Hugging Face folder, and their keys."""
+
+    router: str = "mlp.gate"
+    each: str = "mlp.experts"  # followed by the expert's index
+    gate: str = "gate_proj"
+    up: str = "up_proj"
+    down: str = "down_proj"
+    count: str = "num_experts"  # of config.json, as the next one
+    size: str = "moe_intermediate_size"
+
+    @property
+    def parts(self) -> Mapping[str, str]:
+        """The tensors of all experts, and the part of an expert that each holds."""
+        return {EXPERT_GATE: self.gate, EXPERT_UP: self.up, EXPERT_DOWN: self.down}
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,13 +76,36 @@ class GgufArchitecture:
     norms_both_sides: bool = False
     # Weights of norms are stored as they are multiplied with; a Hugging Face folder has one less.
     adds_one_to_norms: bool = False
+    feed_norm: str = "ffn_norm"  # before an MLP or experts
+    has_sinks: bool = False
+    has_biases: bool = False  # of all matrices of a layer; others may have some
+    experts: GgufExperts | None = None  # of all layers; None: each has an MLP
+    ends: tuple[str, ...] = ()  # tokens that end an output besides those that a file names
+    # Members of config.json that no file says, since all models of the architecture have them.
+    constants: Mapping[str, Any] = field(default_factory=dict)
+    # Keys that files may have although the architecture decides, and the only value it has.
+    fixed: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def layer_names(self) -> Mapping[str, str]:
-        """The tensors of a layer, here and in a Hugging Face folder, without `.weight`."""
-        more = QK_NORMS if self.has_qk_norms else {}
-        return LAYER | more | (NORMS_ON_BOTH_SIDES if self.norms_both_sides else {})
+        """The tensors of a layer, here and in a Hugging Face folder, without `.weight`.
 
+        Those of all experts are not among them.
+        """
+        names = {
+            self.feed_norm if kind == "ffn_norm" else kind: name for kind, name in LAYER.items()
+        }
+        names |= QK_NORMS if self.has_qk_norms else {}
+        names |= NORMS_ON_BOTH_SIDES if self.norms_both_sides else {}
+        names |= {SINKS: "self_attn.sinks"} if self.has_sinks else {}
+        if self.experts is None:
+            return names
+        of_others = {kind: name for kind, name in names.items() if kind not in MLP}
+        return of_others | {ROUTER: self.experts.router}
+
+
+# A softmax of the router's logits, of which the largest are divided by their sum.
+RENORMALIZED = {"expert_gating_func": 1, "expert_weights_norm": True}
 
 # Mistral's models are `llama` in GGUF: apart from their attention window they compute the same.
 ARCHITECTURES = {
@@ -78,6 +125,37 @@ ARCHITECTURES = {
             "qwen3",
             has_qk_norms=True,
             switches={"attention_bias": QUERY_BIAS},
+        ),
+        GgufArchitecture(
+            "qwen3moe",
+            "Qwen3MoeForCausalLM",
+            "qwen3_moe",
+            has_qk_norms=True,
+            switches={"attention_bias": QUERY_BIAS},
+            experts=GgufExperts(),
+            constants={"norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": []},
+            fixed=RENORMALIZED,
+        ),
+        # The first layer has a window, and then every second one: see `gpt_oss`.
+        GgufArchitecture(
+            "gpt-oss",
+            "GptOssForCausalLM",
+            "gpt_oss",
+            feed_norm="post_attention_norm",
+            has_sinks=True,
+            has_biases=True,
+            experts=GgufExperts("mlp.router", count="num_local_experts", size="intermediate_size"),
+            ends=("<|return|>", "<|endoftext|>", "<|call|>"),
+            constants={"attention_bias": True, "swiglu_limit": 7.0},
+        ),
+        # Every fourth layer does not rotate.
+        GgufArchitecture(
+            "smollm3",
+            "SmolLM3ForCausalLM",
+            "smollm3",
+            swaps_rows=True,
+            switches={"attention_bias": QUERY_BIAS, "mlp_bias": "blk.0.ffn_gate.bias"},
+            constants={"no_rope_layer_interval": 4, "use_sliding_window": False},
         ),
         GgufArchitecture(
             "gemma",
@@ -106,6 +184,24 @@ ARCHITECTURES = {
     )
 }
 
+# Llamas with experts are Mixtral's.
+MIXTRAL = GgufArchitecture(
+    "llama",
+    "MixtralForCausalLM",
+    "mixtral",
+    swaps_rows=True,
+    experts=GgufExperts(
+        "block_sparse_moe.gate",
+        "block_sparse_moe.experts",
+        gate="w1",
+        up="w3",
+        down="w2",
+        count="num_local_experts",
+        size="intermediate_size",
+    ),
+    fixed=RENORMALIZED,
+)
+
 
 def architecture_of(header: GgufHeader) -> GgufArchitecture:
     """The model's family. Raises BadGguf for one that is not read here."""
@@ -113,21 +209,31 @@ def architecture_of(header: GgufHeader) -> GgufArchitecture:
     if name not in ARCHITECTURES:
         known = ", ".join(ARCHITECTURES)
         header.refuse(f"{ARCHITECTURE}: {name!r} is not supported; supported are {known}")
+    if name == MIXTRAL.name and f"{name}.{EXPERTS}" in header.metadata:
+        return MIXTRAL
     return ARCHITECTURES[name]
 
 
 def weights(header: GgufHeader) -> dict[str, GgufTensor]:
     """The file's tensors by their names in a Hugging Face folder. Raises BadGguf."""
-    names = architecture_of(header).layer_names
+    architecture = architecture_of(header)
+    names, experts = architecture.layer_names, architecture.experts
     found: dict[str, GgufTensor] = {}
     for name, tensor in header.tensors.items():
         if name in OUTER:
             found[OUTER[name]] = tensor
         elif name != ROPE_FACTORS:
             layer, kind, end = _split(header, name)
-            if kind not in names:
+            if kind == SINKS:
+                found[f"model.layers.{layer}.{names[kind]}"] = tensor
+            elif kind in names:
+                found[f"model.layers.{layer}.{names[kind]}.{end}"] = tensor
+            elif experts is not None and kind in experts.parts:
+                prefix = f"model.layers.{layer}.{experts.each}"
+                for index, part in enumerate(tensor.slices()):
+                    found[f"{prefix}.{index}.{experts.parts[kind]}.{end}"] = part
+            else:
                 header.refuse(f"tensor {name} is not supported")
-            found[f"model.layers.{layer}.{names[kind]}.{end}"] = tensor
     return found
 
 
@@ -151,75 +257,9 @@ def num_swapped_heads(header: GgufHeader, tensor: GgufTensor) -> int | None:
     return num_heads
 
 
-def check_tensors(header: GgufHeader, config: Mapping[str, Any]) -> None:
-    """Raises BadGguf for a tensor that is missing, too many or of another shape.
-
-    Called before memory is taken for what the configuration says.
-    """
-    architecture = architecture_of(header)
-    num_layers = config["num_hidden_layers"]
-    if num_layers > len(header.tensors):
-        header.refuse(f"{num_layers} layers, and {len(header.tensors)} tensors in all")
-    shapes = {name: shape for name, shape in _outer_shapes(config).items() if name != HEAD}
-    for layer in range(num_layers):
-        for kind, shape in _layer_shapes(architecture, config).items():
-            shapes[f"blk.{layer}.{kind}.weight"] = shape
-    missing = shapes.keys() - header.tensors.keys()
-    if missing:
-        header.refuse(f"{len(missing)} tensors are missing, {min(missing)} first")
-    shapes |= _outer_shapes(config)
-    for name, tensor in header.tensors.items():
-        if name == ROPE_FACTORS:
-            continue
-        if name not in shapes and not _is_bias(header, tensor, shapes):
-            header.refuse(f"tensor {name} is not supported with {num_layers} layers")
-        if name in shapes and tensor.shape != shapes[name]:
-            header.refuse(f"tensor {name} has shape {tensor.shape}, expected {shapes[name]}")
-
-
 def _split(header: GgufHeader, name: str) -> tuple[int, str, str]:
     """Layer, kind and end of a tensor's name: 3, attn_q, weight."""
     parts = name.split(".")
     if len(parts) != 4 or parts[0] != "blk" or not parts[1].isdecimal():
         header.refuse(f"tensor {name} is not supported")
     return int(parts[1]), parts[2], parts[3]
-
-
-def _is_bias(header: GgufHeader, tensor: GgufTensor, shapes: Mapping[str, tuple[int, ...]]) -> bool:
-    weight = tensor.name.removesuffix(".bias") + ".weight"
-    if not tensor.name.endswith(".bias") or len(shapes.get(weight, ())) != 2:
-        return False
-    if tensor.shape != shapes[weight][:1]:
-        header.refuse(
-            f"tensor {tensor.name} has shape {tensor.shape}, expected {shapes[weight][:1]}"
-        )
-    return True
-
-
-def _outer_shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    table = config["vocab_size"], config["hidden_size"]
-    return {EMBEDDING: table, "output_norm.weight": table[1:], HEAD: table}
-
-
-def _layer_shapes(
-    architecture: GgufArchitecture, config: Mapping[str, Any]
-) -> dict[str, tuple[int, ...]]:
-    hidden, inner, head_dim = (
-        config[name] for name in ("hidden_size", "intermediate_size", "head_dim")
-    )
-    q, kv = (config[name] * head_dim for name in ("num_attention_heads", "num_key_value_heads"))
-    norms = dict.fromkeys(QK_NORMS, (head_dim,)) if architecture.has_qk_norms else {}
-    if architecture.norms_both_sides:
-        norms |= dict.fromkeys(NORMS_ON_BOTH_SIDES, (hidden,))
-    return {
-        "attn_norm": (hidden,),
-        "attn_q": (q, hidden),
-        "attn_k": (kv, hidden),
-        "attn_v": (kv, hidden),
-        "attn_output": (hidden, q),
-        "ffn_norm": (hidden,),
-        "ffn_gate": (inner, hidden),
-        "ffn_up": (inner, hidden),
-        "ffn_down": (hidden, inner),
-        **norms,
-    }

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
+from typing import NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,8 +23,10 @@ Floats = NDArray[np.float32]
 ONE, THREE, FOUR, LOW_HALF = np.uint8(1), np.uint8(3), np.uint8(4), np.uint8(15)
 
 BY_NAME = {each.name: each for each in TENSOR_TYPES.values()}
+MXFP4 = "MXFP4"
 FOUR_BITS = ("Q2_K", "Q3_K", "Q4_0", "Q4_1", "Q4_K", "TQ2_0")
-EIGHT_BITS = ("IQ4_NL", "IQ4_XS", "MXFP4", "Q5_0", "Q5_1", "Q5_K", "Q6_K", "Q8_0")
+EIGHT_BITS = ("IQ4_NL", "IQ4_XS", MXFP4, "Q5_0", "Q5_1", "Q5_K", "Q6_K", "Q8_0")
+LARGEST_EXPONENT = 252  # of MXFP4; a larger one has no offset in float32
 BITS = dict.fromkeys(FOUR_BITS, 4) | dict.fromkeys(EIGHT_BITS, 8)
 GROUPS = {"Q2_K": 16, "Q3_K": 16, "Q6_K": 16}  # columns; all others have 32
 ELEMENTS_AT_ONCE = 1 << 22  # that are widened together; a whole head would take gigabytes
@@ -78,6 +81,24 @@ class StoredTensor:
         scales, offsets = (np.concatenate(each) for each in zip(*parts, strict=True))
         return GroupedRows(integers, scales, offsets, BITS[self.tensor.type_name])
 
+    @property
+    def is_mxfp4(self) -> bool:
+        """True for codes of 4 bits and exponents."""
+        return self.tensor.type_name == MXFP4
+
+    def codes(self) -> tuple[Bytes, Bytes]:
+        """Codes [N, K / 2] and exponents [N, K / 32] of a matrix in MXFP4.
+
+        A byte has the codes of columns 32 i + j and 32 i + 16 + j, the first in its lower half.
+        Raises BadGguf for an exponent that `rows` refuses.
+        """
+        num_rows = self._num_rows
+        blocks = self._raw(0, num_rows).reshape(num_rows, -1, BY_NAME[MXFP4].block_bytes)
+        exponents = np.ascontiguousarray(blocks[:, :, 0])
+        if exponents.max() > LARGEST_EXPONENT:
+            self._refuse_scale()
+        return np.ascontiguousarray(blocks[:, :, 1:]).reshape(num_rows, -1), exponents
+
     def rows(self, begin: int, end: int) -> Iterator[Floats]:
         """Rows [begin, end) in float32, some at a time; a vector of numbers is a column."""
         for first, last in self._chunks(begin, end):
@@ -107,10 +128,13 @@ class StoredTensor:
     def _groups(self, begin: int, end: int) -> GroupedRows:
         groups = read_groups(self._raw(begin, end), self.tensor.type_name)
         if not (np.isfinite(groups.scales).all() and np.isfinite(groups.offsets).all()):
-            raise BadGguf(f"{self.path.name}: tensor {self.tensor.name}: a scale is not finite")
+            self._refuse_scale()
         if not self.added:  # which would turn -0.0 to 0.0
             return groups
         return replace(groups, offsets=groups.offsets + np.float32(self.added))
+
+    def _refuse_scale(self) -> NoReturn:
+        raise BadGguf(f"{self.path.name}: tensor {self.tensor.name}: a scale is not finite")
 
     def _raw(self, begin: int, end: int) -> Bytes:
         """The bytes [end - begin, row] of rows in the order of Hugging Face."""
@@ -245,7 +269,8 @@ def _iq4_xs(blocks: Bytes) -> Read:
 
 def _mxfp4(blocks: Bytes) -> Read:
     scales = np.ldexp(np.float32(1), blocks[:, :1].astype(np.int32) - 128).astype(np.float32)
-    return FP4[_nibbles(blocks[:, 1:])], scales, scales * -FP4_MOVED
+    with np.errstate(over="ignore"):  # which is refused where it is read
+        return FP4[_nibbles(blocks[:, 1:])], scales, scales * -FP4_MOVED
 
 
 def _halves(blocks: Bytes, begin: int, count: int) -> Floats:
@@ -302,5 +327,5 @@ READERS: dict[str, Callable[[Bytes], Read]] = {
     "TQ2_0": _tq2_0,
     "IQ4_NL": _iq4_nl,
     "IQ4_XS": _iq4_xs,
-    "MXFP4": _mxfp4,
+    MXFP4: _mxfp4,
 }

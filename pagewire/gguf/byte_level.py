@@ -27,6 +27,13 @@ WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{digits}|"
     r" ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+# Here a capital within a word begins another one.
+UPPER, LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+BEFORE, SHORT_FORM = r"[^\r\n\p{L}\p{N}]?", r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+O200K = (
+    f"{BEFORE}{UPPER}*{LOWER}+{SHORT_FORM}|{BEFORE}{UPPER}+{LOWER}*{SHORT_FORM}"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 
 
 def _split(pattern: str) -> dict[str, Any]:
@@ -55,6 +62,10 @@ PRE_TOKENIZERS = {
     "llama-bpe": PreTokenizer(
         (_split(WORDS.format(digits="{1,3}")), BYTES), ignores_merges=True, adds_bos=True
     ),
+    # Llama 3's, of models whose texts begin with no token: SmolLM3.
+    "smaug-bpe": PreTokenizer((_split(WORDS.format(digits="{1,3}")), BYTES), ignores_merges=True),
+    # Of gpt-oss; its tokens come from ranks, in which a piece that is a token is not merged.
+    "gpt-4o": PreTokenizer((_split(O200K), BYTES), ignores_merges=True),
 }
 
 

@@ -6,7 +6,7 @@ before anything is allocated for it, so a damaged file is an error that names th
 
 import mmap
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
@@ -54,6 +54,14 @@ class GgufTensor:
     type_name: str  # such as Q4_K
     offset: int  # in bytes, from the start of the file
     num_bytes: int
+
+    def slices(self) -> Iterator["GgufTensor"]:
+        """The tensors along the first dimension, which lie one after the other."""
+        count, *shape = self.shape
+        num_bytes = self.num_bytes // count
+        for index in range(count):
+            offset = self.offset + index * num_bytes
+            yield GgufTensor(self.name, tuple(shape), self.type_name, offset, num_bytes)
 
 
 @dataclass(frozen=True, slots=True)

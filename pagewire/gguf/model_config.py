@@ -8,42 +8,24 @@ import logging
 import struct
 from typing import Any
 
-from pagewire.gguf import gemma
-from pagewire.gguf.architecture import (
-    EMBEDDING,
-    HEAD,
-    ROPE_FACTORS,
-    GgufArchitecture,
-    architecture_of,
-    check_tensors,
-)
+from pagewire.gguf import gemma, gpt_oss, sizes
+from pagewire.gguf.architecture import HEAD, ROPE_FACTORS, GgufArchitecture, architecture_of
 from pagewire.gguf.header import GgufHeader, shortest
 from pagewire.gguf.types import BF16, F16, F32
 
-NUMBERS = {
-    "block_count": "num_hidden_layers",
-    "context_length": "max_position_embeddings",
-    "embedding_length": "hidden_size",
-    "feed_forward_length": "intermediate_size",
-    "attention.head_count": "num_attention_heads",
-}
-OPTIONAL = {
-    "attention.head_count_kv": "num_key_value_heads",
-    "attention.key_length": "head_dim",
-    "attention.sliding_window": "sliding_window",
-}
 EPSILON, THETA = "attention.layer_norm_rms_epsilon", "rope.freq_base"
-ROTATED, VALUE_LENGTH, VOCAB_SIZE = "rope.dimension_count", "attention.value_length", "vocab_size"
+ROTATED = "rope.dimension_count"
 SCALING, SCALING_FACTOR = "rope.scaling.type", "rope.scaling.factor"
 ORIGINAL_LENGTH, FINETUNED = "rope.scaling.original_context_length", "rope.scaling.finetuned"
+YARN = {"rope.scaling.yarn_beta_fast": "beta_fast", "rope.scaling.yarn_beta_slow": "beta_slow"}
+# Factors of YaRN's own that no model has.
+YARN_FACTORS = ("rope.scaling.yarn_ext_factor", "rope.scaling.yarn_attn_factor")
 READ = frozenset(
-    {*NUMBERS, *OPTIONAL, EPSILON, THETA, ROTATED, VALUE_LENGTH, VOCAB_SIZE}
-    | {SCALING, SCALING_FACTOR, ORIGINAL_LENGTH, FINETUNED}
+    {EPSILON, THETA, ROTATED, SCALING, SCALING_FACTOR, ORIGINAL_LENGTH, FINETUNED}
+    | {*YARN, *YARN_FACTORS}
 )
 log = logging.getLogger(__name__)
 
-MOST = 1 << 31  # of every size
-MAX_CONTEXT = 1 << 24  # tokens; a table of positions is computed for all of them
 SPLIT_COUNT, KIND = "split.count", "general.type"
 DTYPES = {F32: "float32", F16: "float16", BF16: "bfloat16"}
 
@@ -68,27 +50,31 @@ def config(header: GgufHeader) -> dict[str, Any]:
     """The content of config.json. Raises BadGguf."""
     _refuse_other_files(header)
     architecture = architecture_of(header)
-    sizes = _sizes(header, architecture)
-    prefix = architecture.name
+    found = sizes.sizes(header, architecture)
+    prefix, head_dim = architecture.name, found["head_dim"]
     content = {
         "architectures": [architecture.model_class],
         "model_type": architecture.model_type,
-        **sizes,
+        **found,
         "rms_norm_eps": shortest(header.require(f"{prefix}.{EPSILON}", float)),
         "rope_theta": shortest(header.get(f"{prefix}.{THETA}", float, 10_000.0)),
-        "rope_scaling": _rope_scaling(header, prefix, sizes["head_dim"]),
+        "rope_scaling": _rope_scaling(header, prefix, head_dim),
         **special_ids(header),
         "hidden_act": "silu",
         "tie_word_embeddings": HEAD not in header.tensors,
         "torch_dtype": DTYPES.get(header.tensors["blk.0.attn_q.weight"].type_name, "float32"),
         **{key: tensor in header.tensors for key, tensor in architecture.switches.items()},
+        **architecture.constants,
     }
-    rotated = header.get(f"{prefix}.{ROTATED}", int, sizes["head_dim"])
-    if rotated != sizes["head_dim"]:
-        content["partial_rotary_factor"] = rotated / sizes["head_dim"]
-    read = READ
+    rotated = header.get(f"{prefix}.{ROTATED}", int, head_dim)
+    if rotated != head_dim:
+        content["partial_rotary_factor"] = rotated / head_dim
+    _check_fixed(header, architecture)
+    read = READ | sizes.keys(architecture) | architecture.fixed.keys()
     if prefix in gemma.NAMES:
-        content, read = gemma.config(header, prefix, content), READ | gemma.keys(prefix)
+        content, read = gemma.config(header, prefix, content), read | gemma.keys(prefix)
+    elif prefix == gpt_oss.NAME:
+        content = gpt_oss.config(header, content)
     unread = {
         key: value if isinstance(value, str | int | float) else type(value).__name__
         for key, value in header.metadata.items()
@@ -101,8 +87,8 @@ def generation_config(header: GgufHeader) -> dict[str, Any]:
     """The content of generation_config.json: the ids that end a text, and sampling defaults."""
     ids: dict[str, Any] = dict(special_ids(header))
     ends = [ids["eos_token_id"]] if "eos_token_id" in ids else []
-    for name in MORE_ENDS:
-        token_id = token_id_of(header, name)
+    named = [token_id_of(header, name) for name in MORE_ENDS]
+    for token_id in [*named, *_own_ends(header)]:
         if token_id is not None and token_id not in ends:
             ends.append(token_id)
     if len(ends) > 1:
@@ -112,6 +98,12 @@ def generation_config(header: GgufHeader) -> dict[str, Any]:
         if value is not None:
             ids[name] = shortest(value) if isinstance(value, float) else value
     return ids
+
+
+def _own_ends(header: GgufHeader) -> list[int]:
+    """The ids of the architecture's tokens that end an output, as far as they are there."""
+    tokens = header.require("tokenizer.ggml.tokens", list)
+    return [tokens.index(text) for text in architecture_of(header).ends if text in tokens]
 
 
 def special_ids(header: GgufHeader) -> dict[str, int]:
@@ -151,45 +143,15 @@ def _refuse_other_files(header: GgufHeader) -> None:
         header.refuse(f"{KIND}: {kind!r} is not supported, only 'model' is")
 
 
-def _sizes(header: GgufHeader, architecture: GgufArchitecture) -> dict[str, int]:
-    """All sizes of the model, checked against the tensors."""
-    prefix = architecture.name
-    sizes = {name: _size(header, f"{prefix}.{key}") for key, name in NUMBERS.items()}
-    for key, name in OPTIONAL.items():
-        if f"{prefix}.{key}" in header.metadata:
-            sizes[name] = _size(header, f"{prefix}.{key}")
-    if sizes["max_position_embeddings"] > MAX_CONTEXT:
-        found = sizes["max_position_embeddings"]
-        header.refuse(f"{prefix}.context_length: {found} is above {MAX_CONTEXT}")
-    num_heads, hidden_size = sizes["num_attention_heads"], sizes["hidden_size"]
-    sizes.setdefault("num_key_value_heads", num_heads)
-    if "head_dim" not in sizes and hidden_size % num_heads:
-        problem = f"{hidden_size} is no multiple of {num_heads} heads"
-        header.refuse(f"{prefix}.embedding_length: {problem}")
-    sizes.setdefault("head_dim", hidden_size // num_heads)
-    value_length = header.get(f"{prefix}.{VALUE_LENGTH}", int, sizes["head_dim"])
-    if value_length != sizes["head_dim"]:
-        header.refuse(f"{prefix}.{VALUE_LENGTH}: {value_length} is not {sizes['head_dim']}")
-    sizes["vocab_size"] = _vocab_size(header, prefix)
-    check_tensors(header, sizes)
-    return sizes
-
-
-def _size(header: GgufHeader, key: str) -> int:
-    value: int = header.require(key, int)
-    if not 0 < value < MOST:
-        header.refuse(f"{key}: {value} is outside [1, {MOST})")
-    return value
-
-
-def _vocab_size(header: GgufHeader, prefix: str) -> int:
-    if EMBEDDING not in header.tensors:
-        header.refuse(f"tensor {EMBEDDING} is missing")
-    rows = header.tensors[EMBEDDING].shape[0]
-    told = header.get(f"{prefix}.{VOCAB_SIZE}", int, rows)
-    if told != rows:
-        header.refuse(f"{prefix}.{VOCAB_SIZE}: {told}, and {EMBEDDING} has {rows} rows")
-    return rows
+def _check_fixed(header: GgufHeader, architecture: GgufArchitecture) -> None:
+    """Raises BadGguf for a key that contradicts the architecture."""
+    for key, only in architecture.fixed.items():
+        value = header.get(f"{architecture.name}.{key}", type(only), only)
+        if value != only:
+            header.refuse(
+                f"{architecture.name}.{key}: {value} is not {only}, which models of this "
+                "architecture have"
+            )
 
 
 def _rope_scaling(header: GgufHeader, prefix: str, head_dim: int) -> dict[str, Any] | None:
@@ -208,7 +170,16 @@ def _rope_scaling(header: GgufHeader, prefix: str, head_dim: int) -> dict[str, A
         value = header.get(f"{prefix}.{key}", (int, float))
         if value is not None and (kind != "linear" or name == "factor"):
             scaling[name] = value
-    return scaling
+    return scaling | (_yarn(header, prefix) if kind == "yarn" else {})
+
+
+def _yarn(header: GgufHeader, prefix: str) -> dict[str, float]:
+    """The limits between which YaRN blends frequencies, as far as the file says."""
+    for key in YARN_FACTORS:
+        if header.get(f"{prefix}.{key}", float, 1.0) != 1.0:
+            header.refuse(f"{prefix}.{key}: only 1 is supported")
+    found = {name: header.get(f"{prefix}.{key}", float) for key, name in YARN.items()}
+    return {name: shortest(value) for name, value in found.items() if value is not None}
 
 
 def _factors(header: GgufHeader, head_dim: int) -> list[float]:

@@ -57,7 +57,9 @@ def load(folder: Path, ignored_keys: Collection[str] = (), quantization: str = "
             f"quantization: {found.label} is not supported for {architecture}, whose keys and "
             "values are made of latents"
         )
-    if isinstance(found, Mxfp4):
+    if isinstance(found, GgufTypes):
+        spec = replace(spec, names=spec.names.of_experts_apart)
+    elif isinstance(found, Mxfp4):
         _check_mxfp4(spec)
     elif found is not None and not all(map(serves_experts, _expert_schemes(spec, found))):
         raise UnsupportedModel(

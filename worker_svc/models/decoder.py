@@ -37,10 +37,18 @@ from worker_svc.models.linear import Linear
 from worker_svc.models.recurrent import RecurrentMixer, mixer_of
 from worker_svc.models.rope import rope_tables
 from worker_svc.models.sharding import Sharding
-from worker_svc.models.spec import AttentionSpec, LayerSpec, MlpSpec, ModelSpec, TensorNames
+from worker_svc.models.spec import (
+    AttentionSpec,
+    LayerSpec,
+    MlpSpec,
+    ModelSpec,
+    MoeSpec,
+    TensorNames,
+)
 from worker_svc.parallel.group import ALONE, Group
 from worker_svc.parallel.vocab_part import VocabPart
-from worker_svc.quantization.mxfp4 import Mxfp4
+from worker_svc.quantization.gguf import GgufTypes
+from worker_svc.quantization.mxfp4 import BLOCK, Mxfp4
 from worker_svc.quantization.online import head_rounding
 from worker_svc.states.slots import SlotStates, StateKey, StateShape, row_bytes
 from worker_svc.states.step import StateStep
@@ -174,9 +182,9 @@ class Decoder:
             self._activation_dtype,
         )
         self._table = self._head = _per_token(spec, dtype, device)  # [V, hidden]
-        form = self._expert_form()
         self._layers = [
-            DecoderLayer(spec, layer, dtype, device, group, form) for layer in spec.layers
+            DecoderLayer(spec, layer, dtype, device, group, form)
+            for layer, form in zip(spec.layers, self._expert_forms(), strict=True)
         ]
         self._final_norm = RMSNorm(
             spec.hidden_size, spec.rms_norm_eps, dtype, device, spec.norm_offset
@@ -396,13 +404,30 @@ class Decoder:
             return None
         return library.load(self.dtype, kv_dtype=self.kv_dtype)
 
-    def _expert_form(self) -> ExpertForm:
-        """The form in which experts are held; codes of MXFP4 stay where kernels compute them."""
-        quantization = self.spec.quantization
+    def _expert_forms(self) -> Sequence[ExpertForm]:
+        """The form in which each layer's experts are held.
+
+        Codes of MXFP4 stay where kernels compute them.
+        """
+        quantization, count = self.spec.quantization, self.spec.num_layers
         if isinstance(quantization, Mxfp4):
-            keeps_codes = self._is_fused or self._loaded_library() is not None
-            return ExpertForm.CODES if keeps_codes else ExpertForm.WIDENED
-        return ExpertForm.NUMBERS if quantization is None else ExpertForm.EMPTY
+            form = ExpertForm.CODES if self._keeps_codes() else ExpertForm.WIDENED
+            return [form] * count
+        if not isinstance(quantization, GgufTypes):
+            return [ExpertForm.NUMBERS if quantization is None else ExpertForm.EMPTY] * count
+        # Of integers only kernels of the CPU compute experts: elsewhere they are widened as read.
+        form = ExpertForm.EMPTY if self.device.type == "cpu" else ExpertForm.NUMBERS
+        if not quantization.mxfp4_layers or not self._keeps_codes():
+            return [form] * count
+        return [
+            ExpertForm.CODES
+            if index in quantization.mxfp4_layers and _may_be_codes(layer.feed)
+            else form
+            for index, layer in enumerate(self.spec.layers)
+        ]
+
+    def _keeps_codes(self) -> bool:
+        return self._is_fused or self._loaded_library() is not None
 
     def _compile(self, cpu_library: Library) -> CompiledDecoder:
         layers = []
@@ -477,6 +502,11 @@ class Decoder:
             self.group,
             self.spec.residual_scale,
         )
+
+
+def _may_be_codes(feed: MlpSpec | MoeSpec | None) -> bool:
+    """True if a rank's experts have whole blocks of MXFP4, and none is of every token."""
+    return isinstance(feed, MoeSpec) and feed.shared is None and feed.intermediate_size % BLOCK == 0
 
 
 def _per_token(spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> Linear:

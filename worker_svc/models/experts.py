@@ -9,7 +9,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
-from itertools import chain, islice
+from itertools import chain
 from typing import Protocol, TypeVar
 
 import torch
@@ -19,9 +19,15 @@ from torch import Tensor
 from kernels import reference
 from kernels.experts.weights import ExpertWeights, serves_float8
 from kernels.quantized.scaled import ScaledWeight
-from worker_svc.models.layers import ACTS, Destinations, gate_up_names, parts, whole
+from worker_svc.models.layers import ACTS, Destinations, gate_up_names, parts
 from worker_svc.models.linear import Linear, WeightRows
-from worker_svc.models.mxfp4_experts import BLOCKS, SCALES, Mxfp4Experts, Mxfp4Tensor
+from worker_svc.models.mxfp4_experts import (
+    BLOCKS,
+    SCALES,
+    CodeRows,
+    Mxfp4Experts,
+    Mxfp4Tensor,
+)
 from worker_svc.models.spec import MoeSpec, TensorNames, UnsupportedModel
 from worker_svc.quantization.mxfp4 import BLOCK, separated
 
@@ -72,7 +78,7 @@ class Experts:
                 f"quantization: mxfp4 has blocks of {BLOCK} inputs, which do not divide the "
                 f"{hidden} and {spec.intermediate_size} of a rank's experts"
             )
-        self.spec, self._inner = spec, spec.intermediate_size
+        self.spec, self._hidden, self._inner = spec, hidden, spec.intermediate_size
         self.dtype = dtype
         num_experts, shared = spec.router.num_experts, spec.shared
         self._gates_shared = shared is not None and shared.is_gated
@@ -121,11 +127,10 @@ class Experts:
     def _expert_destinations(self, prefix: str, names: TensorNames) -> Destinations:
         """The destinations of experts with tensors of their own."""
         sizes = dict.fromkeys(self._gate_up_names(names), self._inner)
-        experts = zip(self._gate_up.linears, self._down.linears, strict=True)
-        for index, (gate_up, down) in enumerate(islice(experts, self.spec.router.num_experts)):
+        for index in range(self.spec.router.num_experts):
             expert = f"{prefix}.{names.experts}.{index}"
-            yield from parts(expert, sizes, gate_up)
-            yield from whole(f"{expert}.{names.expert_down}", down)
+            yield from self._gate_up.of_expert(index, expert, sizes)
+            yield from self._down.of_expert(index, expert, {names.expert_down: self._hidden})
 
     def _shared_destinations(
         self, prefix: str, names: TensorNames, gate_ups: Sequence[Linear], downs: Sequence[Linear]
@@ -302,6 +307,21 @@ class _Stack:
             yield name, Stacked(self._values, num_parts)
         if self._bias is not None:
             yield f"{name}_bias", Stacked(self._bias, num_parts)
+
+    def of_expert(self, index: int, prefix: str, sizes: dict[str, int]) -> Destinations:
+        """The destinations of one expert's tensors: consecutive outputs by name."""
+        if self.linears:
+            yield from parts(prefix, sizes, self.linears[index])
+            return
+        assert self._values is not None and self._scales is not None  # codes
+        end = 0
+        for name, size in sizes.items():
+            rows = slice(end, end + size)
+            end += size
+            codes = CodeRows(self._values[index, rows], self._scales[index, rows])
+            yield f"{prefix}.{name}.weight", codes
+            if self._bias is not None:
+                yield f"{prefix}.{name}.bias", self._bias[index, rows]
 
     def first(self, count: int) -> Tensor:
         """The float weights of so many layers, [count, N, K]."""

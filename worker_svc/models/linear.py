@@ -89,6 +89,11 @@ class Linear:
         """Replaces the weight [N, K] by float numbers of the layer's type and device."""
         self._weight = weight
 
+    @property
+    def is_wide(self) -> bool:
+        """True if the weight is float numbers, which integers that fill a part of it become."""
+        return self._weight is not None
+
     def rows(self, begin: int, end: int) -> "WeightRows":
         """Outputs [begin, end) of the weight, to be filled."""
         return WeightRows(self, begin, end)

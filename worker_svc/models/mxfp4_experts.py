@@ -62,6 +62,28 @@ class Mxfp4Experts:
 
 
 @dataclass(frozen=True, slots=True)
+class CodeRows:
+    """A destination: outputs of one expert, which stay codes in MXFP4."""
+
+    codes: Tensor  # [N, K / 2], as `ExpertWeights` has them
+    exponents: Tensor  # [N, K / 32]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(outputs, K)."""
+        return self.codes.shape[0], 2 * self.codes.shape[1]
+
+    def copy_(self, values: Tensor) -> None:
+        """Raises TypeError: numbers do not become codes."""
+        raise TypeError(f"a weight {list(self.shape)}: codes of MXFP4 are not made of numbers")
+
+    def put_codes(self, codes: Tensor, exponents: Tensor) -> None:
+        """Fills them, in this layout, from any device."""
+        self.codes.copy_(codes)
+        self.exponents.copy_(exponents)
+
+
+@dataclass(frozen=True, slots=True)
 class Mxfp4Tensor:
     """A destination: codes or scales of all experts."""
 

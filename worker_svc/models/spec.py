@@ -402,6 +402,11 @@ class TensorNames:
             final_norm=f"{text}.norm",
         )
 
+    @property
+    def of_experts_apart(self) -> "TensorNames":
+        """These names in a file that has tensors of each expert."""
+        return replace(self, stacks_experts=False, stacks_outputs=None)
+
     def __post_init__(self) -> None:
         if self.head.rpartition(".")[2] != "lm_head":
             raise ValueError(f"head: {self.head} does not end in lm_head")

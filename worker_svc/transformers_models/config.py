@@ -21,7 +21,9 @@ from transformers import (
 from transformers.activations import ACT2FN
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+from pagewire.gguf.architecture import architecture_of
 from pagewire.gguf.files import is_gguf
+from pagewire.gguf.header import read_header
 from worker_svc.models.config import (
     CONFIG,
     GENERATION_CONFIG,
@@ -95,6 +97,10 @@ def load(folder: Path, ignored_keys: Collection[str] = ()) -> TransformersConfig
     raw = read_json(folder, CONFIG)
     if raw is None:
         raise UnsupportedModel(f"{folder / CONFIG} does not exist")
+    if is_gguf(folder) and architecture_of(read_header(folder)).experts is not None:
+        raise UnsupportedModel(
+            "general.architecture: experts of a GGUF file are read for layers of ours alone"
+        )
     kind = raw.get("model_type")
     if not isinstance(kind, str) or kind not in CONFIG_MAPPING:
         raise UnsupportedModel(_unknown("this type", raw, CONFIG_MAPPING, kind))

@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 import tokenizers
+from tokenizers.pre_tokenizers import Split
 from transformers import Qwen2Tokenizer
 from transformers.convert_slow_tokenizer import TikTokenConverter
+from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
 
 from default_model import source
 from pagewire.gguf.byte_level import PRE_TOKENIZERS
@@ -80,6 +82,37 @@ def test_llama_bpe_splits_text_by_transformers_pattern() -> None:
     split, in_bytes = PRE_TOKENIZERS["llama-bpe"].steps
     assert split["pattern"]["Regex"] == TikTokenConverter(vocab_file="").pattern
     assert in_bytes["use_regex"] is False
+
+
+@pytest.mark.parametrize("pre", ["qwen2", "llama-bpe", "smaug-bpe", "gpt-4o"])
+def test_patterns_are_those_that_transformers_splits_by(pre: str) -> None:
+    split, in_bytes = PRE_TOKENIZERS[pre].steps
+    assert split["pattern"]["Regex"] == GGUF_PRE_TOKENIZER_SPLITS[pre]
+    assert in_bytes["use_regex"] is False
+
+
+def test_gpt_4o_cuts_words_where_capitals_begin() -> None:
+    pre = PRE_TOKENIZERS["gpt-4o"].steps[0]["pattern"]["Regex"]
+    split = Split(tokenizers.Regex(pre), "isolated")
+    text = "HTTPServer isn't /tmp/a\n\nNow12345 HE'LL caf\u00e9s  x"
+    pieces = [piece for piece, _ in split.pre_tokenize_str(text)]
+    assert "".join(pieces) == text
+    assert pieces == [
+        *("HTTPServer", " isn't", " /", "tmp", "/a", "\n\n", "Now", "123", "45"),
+        *(" HE'LL", " caf\u00e9s", " ", " x"),
+    ]
+
+
+def test_a_whole_token_of_gpt_4o_is_not_merged_and_no_text_begins_with_one(tmp_path: Path) -> None:
+    def edit(file: GgufFile) -> None:
+        file.metadata["tokenizer.ggml.pre"] = "gpt-4o"
+        del file.metadata["tokenizer.ggml.add_bos_token"]
+        tokens = file.metadata["tokenizer.ggml.tokens"]
+        tokens[tokens.index("ab")] = "xyz"  # which no merge makes
+        tokens[-2] = "xy"
+        file.metadata["tokenizer.ggml.merges"] = ["x y"]
+
+    assert built(tiny_file(edit), tmp_path).encode("xyz").tokens == ["xyz"]
 
 
 def test_llama_bpe_begins_a_text_and_takes_whole_tokens_before_merges(tmp_path: Path) -> None:

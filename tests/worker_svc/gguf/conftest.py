@@ -14,6 +14,8 @@ from transformers import (
     Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    SmolLM3Config,
+    SmolLM3ForCausalLM,
 )
 
 from pagewire.gguf.architecture import ARCHITECTURES, OUTER
@@ -24,6 +26,7 @@ FAMILIES: dict[str, Family] = {
     "llama": (LlamaConfig, LlamaForCausalLM),
     "qwen2": (Qwen2Config, Qwen2ForCausalLM),
     "qwen3": (Qwen3Config, Qwen3ForCausalLM),
+    "smollm3": (SmolLM3Config, SmolLM3ForCausalLM),
 }
 CONFIG = {
     "vocab_size": NUM_TOKENS,
@@ -39,6 +42,7 @@ CONFIG = {
     "initializer_range": 0.1,
     "tie_word_embeddings": False,
 }
+SWAPS_ROWS = ("llama", "smollm3")
 
 
 def save(folder: Path, name: str, **changes: Any) -> PreTrainedModel:
@@ -62,7 +66,7 @@ def as_gguf(
         if stored is None:
             _, _, layer, room, *rest, end = path.split(".")
             kind = ".".join((room, *rest))
-            if name == "llama" and kind in ("self_attn.q_proj", "self_attn.k_proj"):
+            if name in SWAPS_ROWS and kind in ("self_attn.q_proj", "self_attn.k_proj"):
                 values = permuted(values, CONFIG_HEADS[kind])
             stored = f"blk.{layer}.{names[kind]}.{end}"
         file.tensors[stored] = packed(values, matrices if values.ndim == 2 else vectors)
@@ -85,7 +89,7 @@ def dequantized(name: str, file: GgufFile) -> dict[str, torch.Tensor]:
             state[OUTER[stored]] = torch.from_numpy(values)
             continue
         _, layer, kind, end = stored.split(".")
-        if name == "llama" and (num_heads := CONFIG_HEADS.get(names[kind])) is not None:
+        if name in SWAPS_ROWS and (num_heads := CONFIG_HEADS.get(names[kind])) is not None:
             rows = permuted(np.arange(len(values)), num_heads)
             values = values[np.argsort(rows)]
         state[f"model.layers.{layer}.{names[kind]}.{end}"] = torch.from_numpy(values)

@@ -85,6 +85,13 @@ def test_each_architecture_computes_what_transformers_does(
     check(file.write(tmp_path / "model.gguf"), oracle, prompt)
 
 
+def test_every_fourth_layer_of_smollm3_does_not_rotate(prompt: list[int], tmp_path: Path) -> None:
+    told = {"num_hidden_layers": 5, "pad_token_id": 2, "bos_token_id": None, "eos_token_id": 2}
+    oracle = save(tmp_path / "folder", "smollm3", **told)
+    assert oracle.config.no_rope_layers == [1, 1, 1, 0, 1]
+    check(as_gguf(oracle, "smollm3").write(tmp_path / "model.gguf"), oracle, prompt)
+
+
 def check(path: Path, oracle: Any, prompt: list[int]) -> None:
     """Asserts that a file's logits and tokens are those of a model of transformers."""
     tokens, logits = greedy(load(path), prompt)

@@ -23,7 +23,8 @@ def short_norm(file: GgufFile) -> None:
 @pytest.mark.parametrize(
     ("edit", "said"),
     [
-        (told("llama.expert_count", 8), r"llama\.expert_count: this key of config\.json is not"),
+        (told("llama.expert_count", 8), r"llama\.expert_used_count is missing"),
+        (told("llama.expert_used_count", 2), r"llama\.expert_used_count: this key of config\.json"),
         (told("llama.rope.scaling.type", "longrope"), "rope_scaling: short_factor is missing"),
         (told("llama.rope.dimension_count", 4), "partial_rotary_factor: 0.5 is not supported"),
         (told("llama.attention.value_length", 32), r"llama\.attention\.value_length: 32 is not 8"),
@@ -55,7 +56,7 @@ def test_another_architecture_is_refused_with_the_list_of_those_that_are_read(
 
     with pytest.raises(
         UnsupportedModel,
-        match=r"^model\.gguf: general\.architecture: 'phi3' is not .* qwen2, qwen3, gemma.*3$",
+        match=r"^model\.gguf: general\.architecture: 'phi3' is not .* qwen2, qwen3, .*gemma3$",
     ):
         model_config.load(tiny_file(edit).write(tmp_path / "model.gguf"))
 

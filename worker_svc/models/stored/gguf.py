@@ -15,6 +15,7 @@ from pagewire.gguf.blocks import StoredTensor
 from pagewire.gguf.header import read_header
 from pagewire.gguf.stored import stored_weights
 from worker_svc.models.linear import WeightRows
+from worker_svc.models.mxfp4_experts import CodeRows
 from worker_svc.models.stored.quantized import EMBEDDING
 from worker_svc.models.weights import Destination, Filling, IntegerDestination, Share
 
@@ -35,8 +36,14 @@ def load_gguf(path: Path, filling: Filling, device: torch.device, keeps_integers
             continue
         destination, share = filling.claim(name, stored.tensor.shape)
         is_table = name == EMBEDDING and device.type != "cpu"  # of which CUDA reads rows
-        if keeps_integers and not is_table and _takes(destination, stored, share):
-            kept_bytes += _put(stored, destination, share, device)
+        if isinstance(destination, CodeRows):
+            kept_bytes += _put_codes(stored, destination, share)
+        elif keeps_integers and not is_table and _takes(destination, stored, share):
+            num_bytes = _put(stored, destination, share, device)
+            if isinstance(destination, WeightRows) and destination.linear.is_wide:
+                widened_bytes += destination.values.nbytes
+            else:
+                kept_bytes += num_bytes
         else:
             widened_bytes += _copy(stored, destination, share)
     filling.finish(path)
@@ -66,10 +73,25 @@ def _put(
     return part.integers.nbytes * part.bits // 8 + part.scales.nbytes + part.offsets.nbytes
 
 
+def _put_codes(stored: StoredTensor, destination: CodeRows, share: Share | None) -> int:
+    """Fills a destination with codes in MXFP4; returns their bytes, with those of exponents."""
+    own = (destination.codes, destination.exponents)
+    parts = []
+    for whole, part in zip(map(torch.from_numpy, stored.codes()), own, strict=True):
+        # A rank's part of an expert is of whole blocks.
+        parts.append(whole if share is None else share.cut(whole, part.shape[share.dim]))
+    destination.put_codes(*parts)
+    return sum(part.nbytes for part in own)
+
+
 def _copy(stored: StoredTensor, destination: Destination, share: Share | None) -> int:
     """Writes a tensor, or its share, as float numbers; returns their bytes."""
     values = destination.values if isinstance(destination, WeightRows) else destination
-    assert isinstance(values, Tensor)
+    if not isinstance(values, Tensor):
+        whole = torch.from_numpy(stored.dense())
+        part = whole if share is None else share.cut(whole, destination.shape[share.dim])
+        destination.copy_(part)
+        return part.nbytes
     if values.ndim == 1:
         whole = torch.from_numpy(stored.dense())
         values.copy_(whole if share is None else share.cut(whole, len(values)))
