@@ -5,6 +5,7 @@ times the L2 cache, so that nothing is read from it that a real step would have 
 """
 
 import argparse
+import math
 import statistics
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -26,6 +27,13 @@ from kernels.gemm.linear import linear, pays
 from kernels.gemm.tiled_linear import arrivals, tiled_linear
 from kernels.norm.rms_norm import add_rms_norm, rms_norm
 from kernels.norm.silu_and_mul import silu_and_mul
+from kernels.recurrent.convolve import convolve
+from kernels.recurrent.delta_net import update_delta_net
+from kernels.recurrent.delta_rule import DeltaHeads
+from kernels.recurrent.gated_norm import gated_rms_norm
+from kernels.recurrent.mamba2 import update_mamba2
+from kernels.recurrent.segments import Bounds, Segments
+from kernels.recurrent.selective_scan import HeadParameters, ScanHeads
 from kernels.sampling.filtered_draw import draw_filtered
 from kernels.sampling.sample import Tokens, choose, find_candidates, output_ring
 from kernels.sampling.slot_state import NUM_FIELDS, SEED, TEMPERATURE, TOP_K, TOP_P
@@ -37,6 +45,7 @@ DECODE = [(1, 1000), (2, 576), (8, 576), (8, 1000), (32, 576), (32, 1000), (64, 
 DECODE += [(256, 576), (256, 800), (256, 2000), (1, 32000)]
 FLOAT8 = [(32, 576), (64, 576), (96, 576), (128, 576), (256, 576), (64, 2000), (256, 2000)]
 PREFILL = [(8, 4096, 4096), (1, 8192, 8192), (16, 512, 512), (4, 512, 4096)]
+RECURRENT = [(1, 1), (8, 1), (32, 1), (256, 1), (1, 512), (1, 8192), (8, 2048)]
 LINEAR = {  # (N, K) of the weight; gate_up is two halves
     "0.6B": {
         "qkv": (4096, 1024),
@@ -320,6 +329,62 @@ def sampling_slots(
     return Tokens(state.cuda(), token_rows, num_steps, output_ring(rows, token_rows.device))
 
 
+def recurrent() -> Iterator[KernelTiming]:
+    """A layer's states, each read and written once, and what goes in and out of each token.
+
+    The layers are those of Qwen3.5-9B, Nemotron-3-Nano-30B and LFM2.5-1.2B.
+    """
+    for sequences, length in RECURRENT:
+        tokens, shape = sequences * length, f"{sequences} x {length}"
+        numbers, steps = torch.rand(3, 64, device="cuda"), randn(tokens, 64)
+        delta = DeltaHeads(16, 32, 128, 128, -numbers[0, :32], numbers[1, :32])
+        call: Callable[..., object] = partial(update_delta_net, randn(tokens, 8192), steps, delta)
+        size = tokens * (2.0 * 8192 + 4.0 * 4096)
+        yield _updates("delta_net", call, size, sequences, length, (32, 128, 128), torch.float32)
+        scan = ScanHeads(64, 64, 8, 128, HeadParameters(-numbers[0], numbers[1]), numbers[2])
+        call = partial(update_mamba2, randn(tokens, 6144), steps, scan)
+        size = tokens * 2.0 * (6144 + 4096)
+        yield _updates("mamba2", call, size, sequences, length, (64, 64, 128), torch.float32)
+        for name, width, channels, gated in (
+            ("convolve", 4, 8192, False),
+            ("gated", 3, 2048, True),
+        ):
+            x = randn(tokens, channels * (3 if gated else 1))
+            call = partial(convolve, x, randn(channels, width), None, gated=gated)
+            size = 2.0 * (x.numel() + tokens * channels)
+            row = channels, width - 1
+            yield _updates(name, call, size, sequences, length, row, torch.bfloat16)
+        y, wide, weight = randn(tokens, 4096).float(), randn(tokens, 12288), randn(128)
+        norm = partial(gated_rms_norm, y, wide[:, 8192:], weight, 32, EPS, gate_first=False)
+        yield KernelTiming("gated_norm", shape, time_graph([norm] * 8), 8.0 * tokens * 4096)
+
+
+def _updates(
+    name: str,
+    update: Callable[..., object],
+    num_bytes: float,
+    sequences: int,
+    length: int,
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+) -> KernelTiming:
+    """Updates of states of this shape; `num_bytes` are those of all tokens, without states."""
+    before, after = torch.randperm(2 * sequences, device="cuda").chunk(2)
+    is_first = torch.zeros(sequences, dtype=torch.bool, device="cuda")
+    bounds = None
+    if length > 1:
+        ends = torch.arange(sequences + 1, dtype=torch.int32, device="cuda") * length
+        bounds = Bounds.of(ends[:-1], ends[1:], sequences * length)
+    waves = [Segments(before, after, is_first, bounds)]
+    of_states = 2.0 * sequences * math.prod(shape) * dtype.itemsize
+    memories = [
+        torch.zeros((2 * sequences, *shape), device="cuda", dtype=dtype)
+        for _ in range(rotation(of_states))
+    ]
+    us = time_graph([partial(update, states=states, waves=waves) for states in memories])
+    return KernelTiming(name, f"{sequences} x {length}", us, num_bytes + of_states)
+
+
 GROUPS: dict[str, Callable[[], Iterator[KernelTiming]]] = {
     "decode": decode_attention,
     "decode_float8": decode_float8,
@@ -328,6 +393,7 @@ GROUPS: dict[str, Callable[[], Iterator[KernelTiming]]] = {
     "tiled": tiled_layers,
     "pointwise": pointwise,
     "sample": sampling,
+    "recurrent": recurrent,
 }
 
 

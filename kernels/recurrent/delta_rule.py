@@ -4,6 +4,8 @@ Each function takes N tokens of each of B sequences and, where it has one, their
 the state after the last token. Nothing that is given is written.
 """
 
+from dataclasses import dataclass
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -12,6 +14,18 @@ from torch import Tensor
 # number of operations with the number of chunks.
 CHUNK = 64
 EPS = 1e-6  # in the sum of squares by which queries and keys get unit length
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaHeads:
+    """Heads of keys and of values, and two numbers of each value head, [V] and float32."""
+
+    num_keys: int
+    num_values: int
+    key_dim: int
+    value_dim: int
+    rates: Tensor  # below 0: the logarithm of a token's decay is this times a softplus
+    step_bias: Tensor  # added to what the softplus is of
 
 
 def gated_rms_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -23,6 +23,18 @@ class HeadParameters:
     skip: Tensor  # the part of a head's input that is added to its output
 
 
+@dataclass(frozen=True, slots=True)
+class ScanHeads:
+    """Heads of one size, and groups of them that share what is written and read."""
+
+    num_heads: int
+    head_dim: int
+    num_groups: int
+    state_size: int
+    parameters: HeadParameters
+    step_bias: Tensor  # [H] float32, added to steps before their softplus
+
+
 def selective_scan(
     x: Tensor, steps: Tensor, b: Tensor, c: Tensor, heads: HeadParameters, state: Tensor
 ) -> tuple[Tensor, Tensor]:

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from kernels.attention_kind import AttentionKind
-from tests.kernels.interpreted import quicken
+from tests.kernels.interpreted import mend_products, quicken
 
 quicken()
+mend_products()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

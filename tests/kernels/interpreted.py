@@ -18,6 +18,8 @@ from functools import cache
 from types import FunctionType
 from typing import Any
 
+import numpy as np
+
 LANGUAGES = ("triton.language", "triton.language.core")
 Patch = Callable[[FunctionType], Any]
 
@@ -39,6 +41,29 @@ def quicken() -> None:
         interpreter._get_np_dtype = once_per_type(interpreter._get_np_dtype)
     share_shapes(importlib.import_module("triton.language.core"))
     leave_equal_shapes(importlib.import_module("triton.language.semantic").TritonSemantic)
+
+
+@cache
+def mend_products() -> None:
+    """Gives products of matrices in bfloat16 their meaning, once for this process.
+
+    The interpreter holds such numbers as integers of 16 bits, and multiplies those.
+    """
+    if os.environ.get("TRITON_INTERPRET") != "1" or importlib.util.find_spec("triton") is None:
+        return
+    interpreter = importlib.import_module("triton.runtime.interpreter")
+    multiply = interpreter.InterpreterBuilder.create_dot
+
+    def widened(operand: Any) -> Any:
+        if operand.dtype.scalar.name != "bf16":
+            return operand
+        wide = (operand.data.astype(np.uint32) << 16).view(np.float32)
+        return interpreter.TensorHandle(wide, interpreter.tl.float32)
+
+    def multiply_wide(self: Any, a: Any, b: Any, *rest: Any) -> Any:
+        return multiply(self, widened(a), widened(b), *rest)
+
+    interpreter.InterpreterBuilder.create_dot = multiply_wide
 
 
 def once_per_type(find: Callable[[Any], Any]) -> Callable[[Any], Any]:

@@ -1,8 +1,7 @@
 """Layers on CUDA that no kernels fuse: parts by torch between kernels of ours, for graphs.
 
-Attention, norms, gates and experts are kernels; what is left is torch's, and waits for nothing in a
-step whose sequences have one token each. A step with prompts asks the device for its lengths where
-sequences have states. Independent of requests and sampling.
+Attention, recurrences, norms, gates and experts are kernels; what is left is torch's, and waits for
+nothing. Independent of requests and sampling.
 """
 
 from collections.abc import Callable
@@ -29,8 +28,8 @@ from worker_svc.models.layer_stack import TileHeads
 from worker_svc.models.layers import MLP, RMSNorm
 from worker_svc.models.linear import Linear
 from worker_svc.models.spec import Activation
+from worker_svc.states.in_place import InPlaceStep
 from worker_svc.states.slots import SlotStates
-from worker_svc.states.step import StateStep
 
 _ACTS: dict[Activation, Callable[[Tensor], Tensor]] = {
     Activation.SILU: silu_and_mul,
@@ -113,7 +112,7 @@ class ComposedStack:
 
     @property
     def splits(self) -> bool:
-        """False where states are: sequences with several tokens are computed one by one."""
+        """False where states are: graphs do not know where a snapshot cuts a prompt."""
         return not self._has_states
 
     @property
@@ -138,7 +137,7 @@ class ComposedStack:
         """Token ids [T] -> normed hidden states [T, hidden], or with `last` [R, hidden]."""
         attention = KernelStep(self._parts, batch, positions, kv_cache, self._attention)
         slot_states = self._states()
-        states = None if slot_states is None else StateStep(slot_states, batch, positions)
+        states = None if slot_states is None else InPlaceStep(slot_states, batch, positions)
         hidden = self._loop.run(self._embedding(token_ids), attention, states)
         return hidden if last is None else hidden.index_select(0, last.rows)
 

@@ -1,9 +1,12 @@
 """The short convolution of a recurrent layer: each channel over a token and those before it."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from kernels.recurrent.convolution import causal_conv
+from kernels.recurrent.segments import Segments
 from worker_svc.models.layers import Destinations
 
 
@@ -30,3 +33,11 @@ class Convolution:
     def __call__(self, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         """Sums [B, N, C] of inputs [B, N, C], and the state after them: see `causal_conv`."""
         return causal_conv(x, state, self._weight[:, 0], self._bias)
+
+    def in_place(
+        self, x: Tensor, states: Tensor, waves: Sequence[Segments], *, gated: bool = False
+    ) -> Tensor:
+        """silu of the sums of a step's inputs [T, C], with states in rows; see `convolve`."""
+        from kernels.recurrent.convolve import convolve  # noqa: PLC0415 - needs Triton
+
+        return convolve(x, self._weight[:, 0], self._bias, states, waves, gated=gated)

@@ -12,6 +12,7 @@ from worker_svc.models.interleaved import Interleaved
 from worker_svc.models.layers import Destinations, parts, whole
 from worker_svc.models.linear import Linear
 from worker_svc.models.spec import CONV, RECURRENT, DeltaNetSpec
+from worker_svc.states.in_place import InPlaceStep
 from worker_svc.states.step import States, StateStep
 
 
@@ -75,13 +76,24 @@ class DeltaNet:
         for linear in (self._in, self._steps, self._out):
             linear.pack()
         self._conv.pack(dtype)
-        self._rates = -self._decay_log.exp()  # [V]
+        spec = self._spec
+        self._heads = delta_rule.DeltaHeads(
+            spec.num_key_heads,
+            spec.num_value_heads,
+            spec.key_dim,
+            spec.value_dim,
+            rates=-self._decay_log.exp(),
+            step_bias=self._step_bias,
+        )
 
-    def __call__(self, hidden: Tensor, step: StateStep, layer: int) -> Tensor:
+    def __call__(self, hidden: Tensor, step: StateStep | InPlaceStep, layer: int) -> Tensor:
         """Hidden states [T, hidden] -> the same, with the states of its sequences."""
         channels, gate = self._in(hidden).tensor_split((sum(self._spec.sections),), dim=-1)
-        b, a = self._steps(hidden).float().chunk(2, dim=-1)  # [T, V] each
-        decay_log = self._rates * F.softplus(a + self._step_bias)
+        steps = self._steps(hidden)
+        if isinstance(step, InPlaceStep):
+            return self._out(self._in_place(gate, channels, steps, step, layer))
+        b, a = steps.float().chunk(2, dim=-1)  # [T, V] each
+        decay_log = self._heads.rates * F.softplus(a + self._step_bias)
         mixed = step.run(layer, self._mix, (channels, decay_log, b.sigmoid()))  # [T, V, dv]
         gated = delta_rule.gated_rms_norm(mixed, gate.view(mixed.shape), self._norm, self._eps)
         return self._out(gated.flatten(1))
@@ -103,3 +115,15 @@ class DeltaNet:
             before[RECURRENT],
         )
         return out, {CONV: conv, RECURRENT: recurrent}
+
+    def _in_place(
+        self, gate: Tensor, channels: Tensor, steps: Tensor, step: InPlaceStep, layer: int
+    ) -> Tensor:
+        """The normed outputs [T, V dv] by kernels that update states where they lie."""
+        from kernels.recurrent.delta_net import update_delta_net  # noqa: PLC0415 - needs Triton
+        from kernels.recurrent.gated_norm import gated_rms_norm  # noqa: PLC0415
+
+        states, heads = step.rows(layer), self._spec.num_value_heads
+        mixed = self._conv.in_place(channels, states[CONV], step.waves)
+        out = update_delta_net(mixed, steps, self._heads, states[RECURRENT], step.waves)
+        return gated_rms_norm(out.flatten(1), gate, self._norm, heads, self._eps, gate_first=False)

@@ -15,6 +15,7 @@ from worker_svc.models.latent import LatentAttention
 from worker_svc.models.layers import Attention
 from worker_svc.models.recurrent import RecurrentMixer
 from worker_svc.parallel.group import Group
+from worker_svc.states.in_place import InPlaceStep
 from worker_svc.states.step import StateStep
 
 
@@ -64,7 +65,12 @@ class LayerLoop:
         other.layers, other.final_norm = layers, final_norm
         return other
 
-    def run(self, residual: Tensor, attention: AttentionStep, states: StateStep | None) -> Tensor:
+    def run(
+        self,
+        residual: Tensor,
+        attention: AttentionStep,
+        states: StateStep | InPlaceStep | None,
+    ) -> Tensor:
         """Embeddings [T, hidden] of a step's tokens -> normed hidden states [T, hidden].
 
         `states` are those of a model whose sequences have any.

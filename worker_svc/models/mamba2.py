@@ -5,11 +5,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kernels.recurrent import selective_scan
-from kernels.recurrent.selective_scan import HeadParameters
+from kernels.recurrent.selective_scan import HeadParameters, ScanHeads
 from worker_svc.models.convolution import Convolution
 from worker_svc.models.layers import Destinations, whole
 from worker_svc.models.linear import Linear
 from worker_svc.models.spec import CONV, RECURRENT, Mamba2Spec
+from worker_svc.states.in_place import InPlaceStep
 from worker_svc.states.step import States, StateStep
 
 
@@ -56,13 +57,23 @@ class Mamba2:
         self._out.pack()
         self._conv.pack(dtype)
         self._norm = self._norm.to(dtype)
-        self._heads = HeadParameters(-torch.exp(self._decay_log), self._skip)
+        spec = self._spec
+        self._heads = ScanHeads(
+            spec.num_heads,
+            spec.head_dim,
+            spec.num_groups,
+            spec.state_size,
+            HeadParameters(-torch.exp(self._decay_log), self._skip),
+            self._step_bias,
+        )
 
-    def __call__(self, hidden: Tensor, step: StateStep, layer: int) -> Tensor:
+    def __call__(self, hidden: Tensor, step: StateStep | InPlaceStep, layer: int) -> Tensor:
         """Hidden states [T, hidden] -> [T, hidden]; updates the states of the step's sequences."""
         spec, eps = self._spec, self._spec.norm_eps
         sizes = [spec.inner_size, spec.num_channels, spec.num_heads]
         gate, channels, dt = torch.split(self._in(hidden), sizes, dim=-1)
+        if isinstance(step, InPlaceStep):
+            return self._out(self._in_place(gate, channels, dt, step, layer))
         y = step.run(layer, self._update, (channels, dt))  # [T, I]
         return self._out(selective_scan.gated_rms_norm(y, gate, self._norm, spec.num_groups, eps))
 
@@ -78,7 +89,20 @@ class Mamba2:
             F.softplus(dt.float() + self._step_bias),
             b.view(*b.shape[:-1], spec.num_groups, spec.state_size),
             c.view(*c.shape[:-1], spec.num_groups, spec.state_size),
-            self._heads,
+            self._heads.parameters,
             states[RECURRENT],
         )
         return y.flatten(-2), {CONV: last, RECURRENT: recurrent}
+
+    def _in_place(
+        self, gate: Tensor, channels: Tensor, dt: Tensor, step: InPlaceStep, layer: int
+    ) -> Tensor:
+        """The normed outputs [T, I] by kernels that update states where they lie."""
+        from kernels.recurrent.gated_norm import gated_rms_norm  # noqa: PLC0415 - needs Triton
+        from kernels.recurrent.mamba2 import update_mamba2  # noqa: PLC0415
+
+        spec, states = self._spec, step.rows(layer)
+        mixed = self._conv.in_place(channels, states[CONV], step.waves)
+        y = update_mamba2(mixed, dt, self._heads, states[RECURRENT], step.waves)
+        groups, eps = spec.num_groups, spec.norm_eps
+        return gated_rms_norm(y, gate, self._norm, groups, eps, gate_first=True)

@@ -10,6 +10,7 @@ from worker_svc.models.layers import Destinations
 from worker_svc.models.mamba2 import Mamba2
 from worker_svc.models.short_conv import ShortConv
 from worker_svc.models.spec import DeltaNetSpec, Mamba2Spec, ModelSpec, RecurrentSpec, ShortConvSpec
+from worker_svc.states.in_place import InPlaceStep
 from worker_svc.states.step import StateStep
 
 
@@ -28,7 +29,7 @@ class RecurrentMixer(Protocol):
     def pack(self, dtype: torch.dtype) -> None:
         """Once, when all weights are filled; for activations of this type."""
 
-    def __call__(self, hidden: Tensor, step: StateStep, layer: int) -> Tensor:
+    def __call__(self, hidden: Tensor, step: StateStep | InPlaceStep, layer: int) -> Tensor:
         """Hidden states [T, hidden] -> this rank's part of the outputs [T, hidden]."""
 
 

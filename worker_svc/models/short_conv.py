@@ -7,6 +7,7 @@ from worker_svc.models.convolution import Convolution
 from worker_svc.models.layers import Destinations, whole
 from worker_svc.models.linear import Linear
 from worker_svc.models.spec import CONV, ShortConvSpec
+from worker_svc.states.in_place import InPlaceStep
 from worker_svc.states.step import States, StateStep
 
 
@@ -39,9 +40,13 @@ class ShortConv:
         self._out.pack()
         self._conv.pack(dtype)
 
-    def __call__(self, hidden: Tensor, step: StateStep, layer: int) -> Tensor:
+    def __call__(self, hidden: Tensor, step: StateStep | InPlaceStep, layer: int) -> Tensor:
         """Hidden states [T, hidden] -> [T, hidden]; updates the states of the step's sequences."""
-        return self._out(step.run(layer, self._update, (self._in(hidden),)))
+        inputs = self._in(hidden)
+        if isinstance(step, InPlaceStep):
+            states = step.rows(layer)[CONV]
+            return self._out(self._conv.in_place(inputs, states, step.waves, gated=True))
+        return self._out(step.run(layer, self._update, (inputs,)))
 
     def _update(self, inputs: tuple[Tensor, ...], states: States) -> tuple[Tensor, States]:
         """Projections [B, N, 3 C] -> outputs [B, N, C], and the last inputs of the convolution."""

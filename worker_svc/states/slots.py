@@ -64,11 +64,13 @@ class SlotStates:
         self._words = memory.view(torch.int64)
         self._rows: dict[StateKey, Tensor] = {}
         self._of_layer: dict[int, dict[str, StateKey]] = {}
+        self._rows_of_layer: dict[int, dict[str, Tensor]] = {}
         begin = 0
         for key, shape in shapes.items():
             self._of_layer.setdefault(key.layer, {})[key.kind] = key
             part = memory[:, begin : begin + shape.num_bytes].view(shape.dtype)
             self._rows[key] = part.view(num_rows, *shape.shape)
+            self._rows_of_layer.setdefault(key.layer, {})[key.kind] = self._rows[key]
             begin += _aligned(shape.num_bytes)
         self._place = torch.zeros(self._num_rows, dtype=torch.int64, device=device)
         self._place_once_worked = np.zeros(self._num_rows, dtype=np.int64)
@@ -90,6 +92,14 @@ class SlotStates:
     def of_layer(self, layer: int) -> Mapping[str, StateKey]:
         """The states of a layer that has one of each kind, by kind."""
         return self._of_layer[layer]
+
+    def rows_of(self, layer: int) -> Mapping[str, Tensor]:
+        """The rows [R, ...] of all slots and snapshots of each state of a layer, by its kind."""
+        return self._rows_of_layer[layer]
+
+    def snapshot_row(self, snapshot: int) -> int:
+        """The row of a snapshot."""
+        return self._first_snapshot + snapshot
 
     def rows_before(self, slots: Tensor) -> Tensor:
         """The rows [B] where the states of slots [B] are; a slot below 0 is padding."""
@@ -120,7 +130,7 @@ class SlotStates:
     def keep(self, snapshot: int, states: Mapping[StateKey, Tensor]) -> None:
         """Makes a snapshot of the states [1, ...] of a sequence in the middle of a pass."""
         for key, values in states.items():
-            self._rows[key][self._first_snapshot + snapshot] = values[0]
+            self._rows[key][self.snapshot_row(snapshot)] = values[0]
 
     def restore(self, snapshots: Mapping[int, int]) -> None:
         """See `StatesBySlot`."""

@@ -178,7 +178,9 @@ def test_what_waits_is_found(wait: Callable[[torch.Tensor, torch.Tensor], object
         wait(x, mask)
 
 
-def test_torch_layers_wait_and_so_do_states_of_several_tokens(pair: Callable[[str], Pair]) -> None:
+def test_torch_layers_wait_and_states_of_several_tokens_do_not(
+    pair: Callable[[str], Pair],
+) -> None:
     by_torch, model = pair("lfm2_moe")
     for each in (by_torch, model):
         each.make_states(2, 0)
@@ -187,5 +189,5 @@ def test_torch_layers_wait_and_so_do_states_of_several_tokens(pair: Callable[[st
     with torch.inference_mode(), nothing_waits(), pytest.raises(Waited):
         by_torch.forward(token_ids, positions, cache, batch)
     several = replace(batch, max_seqlen_q=2, cu_seqlens_q=torch.tensor([0, 1, 2]).int())
-    with torch.inference_mode(), nothing_waits(), pytest.raises(Waited):
+    with torch.inference_mode(), nothing_waits():
         model.forward(token_ids, positions, cache, several)

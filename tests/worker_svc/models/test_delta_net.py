@@ -1,6 +1,7 @@
 """Hybrids by layers of ours against transformers: prompts in all cuts, and snapshots in them."""
 
 import itertools
+import os
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -10,6 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedModel
 
+from tests.kernels.interpreted import mend_products, quicken
 from tests.worker_svc.models.test_models import (
     Steps,
     expected_logits,
@@ -18,11 +20,15 @@ from tests.worker_svc.models.test_models import (
 from tests.worker_svc.parallel.test_tensor_parallel import on_ranks
 from tests.worker_svc.transformers_models.families import NATIVE_HYBRIDS, WITH_PICTURES, write
 from worker_svc.attention.batch import StateCut
-from worker_svc.models import Decoder, load_model
+from worker_svc.models import Decoder, decoder, load_model
 from worker_svc.parallel.group import ALONE, Group
+from worker_svc.states.in_place import InPlaceStep
 
 LONG = 131  # tokens: two chunks of the rule, and some
 Pair = tuple[Decoder, PreTrainedModel]
+# States on copies by torch; of one family of each kind of layer also in place, by CUDA's kernels.
+WAYS = [(name, "copies") for name in NATIVE_HYBRIDS]
+WAYS += [(name, "in place") for name in ("qwen3_next", "nemotron_h", "lfm2")]
 
 
 @pytest.fixture(scope="module")
@@ -38,6 +44,18 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pair]:
         return load_model(folder, torch.float32, torch.device("cpu"), 160), theirs
 
     return get
+
+
+@pytest.fixture
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """How states are updated; Triton's kernels are interpreted."""
+    if request.param == "copies":
+        return
+    if os.environ.get("TRITON_INTERPRET") != "1":
+        pytest.skip("kernels are compiled, and these models are on the CPU")
+    quicken()
+    mend_products()
+    monkeypatch.setattr(decoder, "StateStep", InPlaceStep)
 
 
 def limit_steps_alike(theirs: PreTrainedModel) -> None:
@@ -93,7 +111,8 @@ def assert_near(ours: torch.Tensor, expected: torch.Tensor) -> None:
     assert errors.median() < 5e-5
 
 
-@pytest.mark.parametrize("name", NATIVE_HYBRIDS)
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize(("name", "way"), WAYS, indirect=["way"])
 def test_logits_of_prompts_of_every_cut(name: str, pair: Callable[[str], Pair]) -> None:
     ours, theirs = pair(name)
     prompts = make_prompts(LONG, 66, 5, 1)
@@ -116,7 +135,8 @@ def test_logits_of_prompts_of_every_cut(name: str, pair: Callable[[str], Pair]) 
         assert_near(torch.cat(parts), wanted)
 
 
-@pytest.mark.parametrize("name", NATIVE_HYBRIDS)
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize(("name", "way"), WAYS, indirect=["way"])
 def test_a_snapshot_inside_a_chunk_is_the_state_there(
     name: str, pair: Callable[[str], Pair]
 ) -> None:
