@@ -49,7 +49,7 @@ def test_steps_are_recorded(family: Family) -> None:
     assert isinstance(runner, CudaRunner)
     model = runner._model
     assert isinstance(model, Decoder)
-    assert model.fused is not None and model.spec.has_experts
+    assert model.stack is not None and model.spec.has_experts
     assert runner.graph_batch_sizes
 
 
