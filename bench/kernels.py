@@ -18,6 +18,8 @@ from torch.nn import functional as F
 
 from bench.harness.records import Results, add_json
 from kernels.attention.decode_attention import paged_decode_attention
+from kernels.attention.latent_attention import latent_attention, latent_decode_attention
+from kernels.attention.latent_rope import rotate_write_latents
 from kernels.attention.prefill_attention import paged_attention
 from kernels.attention.rope import norm_rope_write_kv
 from kernels.attention.workspace import decode_workspace
@@ -44,6 +46,8 @@ EPS = 1e-6
 DECODE = [(1, 1000), (2, 576), (8, 576), (8, 1000), (32, 576), (32, 1000), (64, 576), (128, 576)]
 DECODE += [(256, 576), (256, 800), (256, 2000), (1, 32000)]
 FLOAT8 = [(32, 576), (64, 576), (96, 576), (128, 576), (256, 576), (64, 2000), (256, 2000)]
+LATENT, TURNED, LATENT_HEADS = 512, 64, (16, 20, 128)  # of 8 ranks, GLM-4.7-Flash, DeepSeek V3
+LATENT_DECODE = [(1, 1000), (1, 32000), (8, 1000), (32, 1000), (64, 4000), (256, 1000)]
 PREFILL = [(8, 4096, 4096), (1, 8192, 8192), (16, 512, 512), (4, 512, 4096)]
 RECURRENT = [(1, 1), (8, 1), (32, 1), (256, 1), (1, 512), (1, 8192), (8, 2048)]
 LINEAR = {  # (N, K) of the weight; gate_up is two halves
@@ -198,6 +202,51 @@ def prefill_attention() -> Iterator[KernelTiming]:
         yield KernelTiming(
             "prefill_attention", f"{batch} x {queries} of {context}", us, flops=flops
         )
+
+
+def latents() -> Iterator[KernelTiming]:
+    """Decodes and one prompt over latents, by the number of heads."""
+    width, kind = LATENT + TURNED, AttentionKind(0.07)
+    for heads in LATENT_HEADS:
+        for batch, context in LATENT_DECODE:
+            blocks = -(-context // BLOCK_SIZE)
+            num_bytes = 2.0 * batch * context * width
+            rows = [
+                randn(batch * blocks + 1, BLOCK_SIZE, 1, width) for _ in range(rotation(num_bytes))
+            ]
+            tables = torch.randperm(batch * blocks, device="cuda").view(batch, blocks).int() + 1
+            lens = torch.full((batch,), context, dtype=torch.int32, device="cuda")
+            q = randn(batch, heads, width)
+            calls: list[Callable[[], object]] = [
+                partial(latent_decode_attention, q, cache, LATENT, tables, lens, kind)
+                for cache in rows
+            ]
+            shape = f"{heads} heads {batch} x {context}"
+            yield KernelTiming("latent_decode", shape, time_graph(calls), num_bytes=num_bytes)
+            del rows, calls
+        yield _latent_rope(heads, 64)
+        length, blocks = 4096, 4096 // BLOCK_SIZE
+        cache, q = randn(blocks + 1, BLOCK_SIZE, 1, width), randn(length, heads, width)
+        tables = torch.randperm(blocks, device="cuda")[None].int() + 1
+        ends = torch.tensor([0, length], dtype=torch.int32, device="cuda")
+        args = (q, cache, LATENT, tables, ends[1:], ends, length, kind)
+        us = time_graph([partial(latent_attention, *args)] * 4)
+        flops = 2.0 * length * (length + 1) / 2 * heads * (width + LATENT)
+        yield KernelTiming("latent_prefill", f"{heads} heads {length}", us, flops=flops)
+
+
+def _latent_rope(heads: int, rows: int) -> KernelTiming:
+    """What is between projections and attention, with queries of 128 numbers that do not turn."""
+    width, table = LATENT + TURNED, torch.randn(1000, TURNED, device="cuda")
+    slots = torch.arange(rows, device="cuda")
+    cache = randn(rows, BLOCK_SIZE, 1, width)
+    rest = (slots, table, torch.ones_like(randn(LATENT)), EPS, cache, slots)
+    copies = [(randn(rows, heads, 128 + TURNED), randn(rows, width)) for _ in range(20)]
+    calls: list[Callable[[], object]] = [
+        partial(rotate_write_latents, q, kv, *rest, is_interleaved=True) for q, kv in copies
+    ]
+    num_bytes = 2.0 * rows * (2 * heads * TURNED + 2 * width)
+    return KernelTiming("latent_rope", f"{heads} heads {rows}", time_graph(calls), num_bytes)
 
 
 def small_linear() -> Iterator[KernelTiming]:
@@ -389,6 +438,7 @@ GROUPS: dict[str, Callable[[], Iterator[KernelTiming]]] = {
     "decode": decode_attention,
     "decode_float8": decode_float8,
     "prefill": prefill_attention,
+    "latents": latents,
     "linear": small_linear,
     "tiled": tiled_layers,
     "pointwise": pointwise,

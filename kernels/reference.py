@@ -622,6 +622,26 @@ def paged_attention(
     return attend(q, kv_rows, plan, kind, kv_scales, sinks)
 
 
+def latent_attention(
+    q: Tensor,
+    cache: Tensor,
+    v_dim: int,
+    block_tables: Tensor,
+    context_lens: Tensor,
+    cu_seqlens_q: Tensor,
+    max_seqlen_q: int,
+    kind: AttentionKind,
+) -> Tensor:
+    """`paged_attention` of q [T, H, D] over keys of all heads [num_blocks, block_size, 1, D].
+
+    Their first `v_dim` dimensions are the values: [T, H, v_dim].
+    """
+    plan = AttentionPlan.build(
+        block_tables, context_lens, cu_seqlens_q, cache.shape[1], q.dtype, kind
+    )
+    return attend(q, LatentRows(cache.flatten(0, 1), v_dim), plan, kind)
+
+
 def paged_decode_attention(
     q: Tensor,
     k_cache: Tensor,

@@ -142,6 +142,7 @@ def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     """
     if os.environ.get("TRITON_INTERPRET") == "1":
         monkeypatch.setattr("kernels.attention.decode_attention._LEADING_PROGRAMS", 128)
+        monkeypatch.setattr("kernels.attention.latent_attention._PROGRAMS", 16)
 
 
 @pytest.fixture

@@ -198,7 +198,7 @@ def _attend_all(
 
 
 @triton.jit
-def _find_sequence(
+def find_sequence(
     cu_ptr: tl.tensor, batch: tl.tensor, tile: tl.tensor, TOKENS: tl.constexpr
 ) -> tl.tensor:
     """The sequence of a tile. Sequence i owns the tiles from cu[i] // TOKENS + i on."""
@@ -328,7 +328,7 @@ def _prefill_kernel(
         tile_row = tl.load(tile_rows_ptr + tile)
         seq = tl.maximum(tile_row, 0)
     else:
-        seq = _find_sequence(cu_ptr, batch, tile, TOKENS)
+        seq = find_sequence(cu_ptr, batch, tile, TOKENS)
     seq_start = tl.load(cu_ptr + seq)
     q_len = tl.load(cu_ptr + seq + 1) - seq_start
     context_len = tl.load(lens_ptr + seq)

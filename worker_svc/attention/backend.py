@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-import torch
 from torch import Tensor
 
 from kernels.attention_kind import AttentionKind
@@ -20,7 +19,7 @@ KINDS = ("decode", "prefill")
 class Backend(Protocol):
     """Causal attention over the paged cache, which has all keys and values already.
 
-    Returns [T, H, D], written to the call's `out` if it has one. It must not depend on the values
+    Returns [T, H, Dv], written to the call's `out` if it has one. It must not depend on the values
     of lengths and tables when it is called: a captured graph repeats it with others.
     """
 
@@ -72,14 +71,14 @@ class AttentionChoice:
         return f"decode: {self.decode.name}, prefill: {self.prefill.name}"
 
     def attend(self, call: AttentionCall) -> Tensor:
-        """Attention of any step [T, H, D], by the backends of its parts."""
+        """Attention of any step [T, H, Dv], by the backends of its parts."""
         batch = call.batch
         if batch.mixed is not None:
             return self.mixed.mixed(call, batch.mixed)
         if batch.parts is None:
             attend = self.decode.decode if batch.is_decode else self.prefill.prefill
             return attend(call)
-        out = torch.empty_like(call.q)
+        out = call.result()
         decodes, prompts = batch.parts
         n = len(decodes.context_lens)
         self.decode.decode(call.part(0, n, decodes, out))

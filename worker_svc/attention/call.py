@@ -5,8 +5,21 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from kernels.attention_kind import AttentionKind
+from kernels.reference import LatentWeights
 from worker_svc.attention.batch import AttentionBatch
 from worker_svc.attention.layer_kv import LayerKv
+
+
+@dataclass(frozen=True, slots=True)
+class LatentInputs:
+    """What attention over latents projects hidden states of T tokens to."""
+
+    q: Tensor  # [T, H, N + P], of which the last P dimensions are to be rotated
+    kv: Tensor  # [T, R + P]: a latent to be normed, and a key to be rotated
+    norm: Tensor  # [R]
+    eps: float  # of the norm
+    weights: LatentWeights
+    is_interleaved: bool  # pairs that turn are next to each other
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +39,10 @@ class AttentionCall:
     v: Tensor | None = None
     sinks: Tensor | None = None  # [H], where the kind has them
     out: Tensor | None = None  # where the result goes; None: into a new tensor
+
+    def result(self) -> Tensor:
+        """A tensor [T, H, Dv] for what it attends to."""
+        return self.q.new_empty((*self.q.shape[:2], self.kv.v.shape[3]))
 
     def part(self, first: int, end: int, batch: AttentionBatch, out: Tensor) -> "AttentionCall":
         """The attention of consecutive tokens alone, whose keys are in the cache."""

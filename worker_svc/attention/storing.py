@@ -6,13 +6,15 @@ Nothing waits for the device, so that graphs can record it.
 from collections.abc import Callable
 from dataclasses import replace
 
+import torch
 from torch import Tensor
 
+from kernels.attention.latent_rope import rotate_write_latents
 from kernels.attention.rope import norm_rope_write_kv
 from kernels.attention.write_kv import write_kv
 from kernels.attention_kind import AttentionKind
 from worker_svc.attention.backend import AttentionChoice
-from worker_svc.attention.call import AttentionCall
+from worker_svc.attention.call import AttentionCall, LatentInputs
 from worker_svc.attention.torch_backend import AttentionStep
 
 
@@ -23,9 +25,9 @@ class StoringAttention:
         self._choice_of = choice_of
 
     def attend(self, call: AttentionCall) -> Tensor:
-        """The call's attention [T, H, D]."""
+        """The call's attention [T, H, Dv]."""
         if call.k is not None:
-            assert call.v is not None  # of one size
+            assert call.v is not None  # keys that hold their values are stored before
             kv, k, v = call.kv, call.k.contiguous(), call.v.contiguous()
             write_kv(k, v, kv.k, kv.v, call.batch.slot_mapping)
         attended = replace(call, q=call.q.contiguous(), k=None, v=None)
@@ -56,3 +58,16 @@ class KernelStep(AttentionStep):
         )  # fmt: skip
         call = AttentionCall(q, kv, batch, self._parts.kinds[layer], sinks=sinks)
         return self._attention.attend(call).flatten(1)
+
+    def over_latents(self, inputs: LatentInputs, layer: int) -> Tensor:
+        """Norms, rotates, stores and attends: the weighted sums of latents [T, H, R]."""
+        kv, table = self._kv_cache.of_layer(layer), self._parts.ropes.layer(layer)
+        batch, weights = self._batch.of_group(kv.group), inputs.weights.keys  # [H, N, R]
+        _, nope, latent = weights.shape
+        queries = rotate_write_latents(
+            inputs.q, inputs.kv, self._positions, table, inputs.norm, inputs.eps, kv.k,
+            batch.slot_mapping, is_interleaved=inputs.is_interleaved,
+        )  # fmt: skip
+        by_head = queries[..., :latent].transpose(0, 1)  # [H, T, R]
+        torch.bmm(inputs.q[..., :nope].transpose(0, 1), weights, out=by_head)
+        return self._attention.attend(AttentionCall(queries, kv, batch, self._parts.kinds[layer]))

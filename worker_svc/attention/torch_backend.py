@@ -11,7 +11,7 @@ from kernels import reference
 from kernels.attention_kind import AttentionKind
 from kernels.reference import AttentionPlan
 from worker_svc.attention.batch import AttentionBatch, HeadLayout
-from worker_svc.attention.call import AttentionCall
+from worker_svc.attention.call import AttentionCall, LatentInputs
 from worker_svc.attention.kv_cache import KVCache
 from worker_svc.attention.layer_cache import LayerCache
 from worker_svc.attention.layer_kv import LayerPlace
@@ -131,6 +131,21 @@ class AttentionStep:
             qk = reference.rms_norm(qk, qk_norm, eps)
         q, k = self.rotated(qk, layer).tensor_split((heads.num_heads,), dim=1)
         return self.attended(layer, q, k, v, sinks).flatten(1)
+
+    def over_latents(self, inputs: LatentInputs, layer: int) -> Tensor:
+        """Norms, rotates, stores and attends: the weighted sums of latents [T, H, R]."""
+        latent = len(inputs.norm)
+        nope = inputs.q.shape[2] - (inputs.kv.shape[1] - latent)
+        q, q_turned = inputs.q.tensor_split((nope,), dim=-1)
+        key, key_turned = inputs.kv.unsqueeze(1).tensor_split((latent,), dim=-1)
+        turned = torch.cat((q_turned, key_turned), dim=1)  # [T, H + 1, P]
+        if inputs.is_interleaved:
+            turned = reference.pairs_apart(turned)
+        q_turned, key_turned = self.rotated(turned, layer).tensor_split((q.shape[1],), dim=1)
+        queries = reference.latent_queries(q, q_turned, inputs.weights)
+        normed = reference.rms_norm(key, inputs.norm, inputs.eps)
+        keys = torch.cat((normed, key_turned), dim=-1)  # [T, 1, R + P]
+        return self.attended(layer, queries, keys, None)
 
     def rotated(self, x: Tensor, layer: int) -> Tensor:
         """Heads [T, N, D] of the step's tokens, rotated as in this layer."""

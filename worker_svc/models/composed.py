@@ -16,6 +16,7 @@ from kernels.norm.rms_norm import add_rms_norm, rms_norm
 from kernels.norm.silu_and_mul import silu_and_mul
 from worker_svc.attention.backend import AttentionChoice, LayerChoices
 from worker_svc.attention.batch import AttentionBatch, LastTokens
+from worker_svc.attention.latents import TritonLatents
 from worker_svc.attention.storing import KernelStep, StoringAttention
 from worker_svc.attention.torch_backend import AttentionParts
 from worker_svc.attention.triton import TritonAttention
@@ -93,10 +94,13 @@ class ComposedStack:
         loop: LayerLoop,
         attention: AttentionParts,
         states: Callable[[], SlotStates | None],
+        *,
+        over_latents: bool = False,
     ) -> None:
         """Takes over the weights of experts; `states` are those of the slots, once there are any.
 
         All layers have the same heads. The norms of `loop` are RMSNorm, its feeds MLP and Experts.
+        `over_latents`: the cache holds latents in place of keys and values.
         """
         self._embedding = embedding
         self._loop = loop.of([_by_kernels(layer) for layer in loop.layers], _norm(loop.final_norm))
@@ -104,7 +108,11 @@ class ComposedStack:
         self._states = states
         self._has_states = any(layer.keeps_states for layer in loop.layers)
         (self._heads,) = set(attention.heads)
-        self.triton = TritonAttention(self._heads, embedding.table)
+        self.triton: TritonAttention | TritonLatents
+        if over_latents:
+            self.triton = TritonLatents()
+        else:
+            self.triton = TritonAttention(self._heads, embedding.table)
         by_triton = AttentionChoice(self.triton, self.triton, self.triton)
         # Can be replaced until the first graph is captured.
         self.attention = LayerChoices(dict.fromkeys(attention.kinds, by_triton))

@@ -224,7 +224,7 @@ class Decoder:
         """True if torch computes some parts of the layers, and Triton kernels the others."""
         is_plain = self.spec.quantization is None and not fp8.is_fp8(self.kv_dtype)
         is_served = is_plain and not kernel_limits.beyond_composed(self.spec)
-        has_kernels = is_served and fuses(self.heads.head_dim)
+        has_kernels = is_served and (self.spec.has_latents or fuses(self.heads.head_dim))
         return self.device.type == "cuda" and has_kernels and not self._is_fused
 
     def destinations(self) -> Destinations:
@@ -474,6 +474,7 @@ class Decoder:
             self._looped(),
             self._attention,
             lambda: self.states,
+            over_latents=self.spec.has_latents,
         )
 
     def _fuse(self) -> "FusedDecoder":

@@ -34,12 +34,7 @@ def beyond_c(spec: ModelSpec) -> str:
 
 def beyond_composed(spec: ModelSpec) -> str:
     """What torch between Triton kernels lacks, in words; empty: nothing."""
-    return _named(
-        {
-            "attention of several shapes": not spec.has_one_attention,
-            "keys and values of latents": spec.has_latents,
-        }
-    )
+    return _named({"attention of several shapes": not spec.has_one_attention})
 
 
 def _beyond_both(spec: ModelSpec) -> Mapping[str, bool]:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from kernels import reference
+from worker_svc.attention.call import LatentInputs
 from worker_svc.attention.torch_backend import AttentionStep
 from worker_svc.models.layers import Destinations, RMSNorm, whole
 from worker_svc.models.linear import Linear
@@ -79,16 +80,11 @@ class LatentAttention:
 
     def __call__(self, hidden: Tensor, step: AttentionStep, layer: int) -> Tensor:
         """Hidden states [T, hidden] -> this rank's part of the outputs [T, hidden]."""
-        latent = self._latent
         inputs = hidden if self._q_a is None else self._q_norm(self._q_a(hidden))
         q = self._q(inputs).view(len(hidden), self._spec.num_heads, -1)
-        q, q_turned = q.tensor_split((latent.nope_dim,), dim=-1)
-        key, key_turned = self._kv_a(hidden).unsqueeze(1).tensor_split((latent.size,), dim=-1)
-        turned = torch.cat((q_turned, key_turned), dim=1)  # [T, H + 1, P]
-        if latent.is_interleaved:
-            turned = reference.pairs_apart(turned)
-        q_turned, key_turned = step.rotated(turned, layer).tensor_split((q.shape[1],), dim=1)
-        queries = reference.latent_queries(q, q_turned, self._weights)
-        keys = torch.cat((self._kv_norm(key), key_turned), dim=-1)  # [T, 1, R + P]
-        attended = step.attended(layer, queries, keys, None)  # [T, H, R]
+        norm = self._kv_norm
+        projected = LatentInputs(
+            q, self._kv_a(hidden), norm.weight, norm.eps, self._weights, self._latent.is_interleaved
+        )
+        attended = step.over_latents(projected, layer)  # [T, H, R]
         return self._o(reference.latent_outputs(attended, self._weights).flatten(1))

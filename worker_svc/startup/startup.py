@@ -356,7 +356,8 @@ def _choose_attention(config: WorkerConfig, model: LoadedModel) -> None:
     assert isinstance(decoder, Decoder)
     triton = layers.triton
     # See `kv_groups.plan_for`.
-    candidates = model.candidates if model.kv_plan is None else Candidates()
+    has_others = not decoder.spec.has_latents and model.kv_plan is None
+    candidates = model.candidates if has_others else Candidates()
 
     def measure(kind: AttentionKind) -> Measure:
         limits = _limits(config, model, 1)

@@ -23,6 +23,7 @@ pytestmark = needs_interpreter
 CPU, LENGTH = torch.device("cpu"), 96
 SIZES: dict[str, Any] = {"head_dim": 16, "hidden_size": 64}
 NAMES = ["granite", "granite_hybrid", "lfm2_moe", "minimax_m2", "nemotron_h", "qwen3_next"]
+NAMES += ["deepseek_v3", "glm4_moe_lite"]
 Pair = tuple[Decoder, Decoder]
 # What a device has to answer before the host goes on.
 WAITING = {

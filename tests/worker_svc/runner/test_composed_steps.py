@@ -45,7 +45,7 @@ def test_prompts_chunks_and_decodes_give_the_tokens_of_the_eager_runner(
 
 
 @pytest.mark.usefixtures("few_programs")
-@pytest.mark.parametrize("folder", ["minimax_m2"], indirect=True)
+@pytest.mark.parametrize("folder", ["minimax_m2", "deepseek_v3"], indirect=True)
 def test_steps_with_prompts_are_graphs_where_there_are_no_states(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
