@@ -63,7 +63,6 @@ def convolve(
             HAS_BOUNDS=bounds is not None,
             HAS_BIAS=bias is not None,
             IS_GATED=gated,
-            WRITES=segments.after is not None,
             PDL=has_pdl(x),
             num_warps=2 if bounds is None else 4,
             **launch_options(x),
@@ -106,7 +105,6 @@ def _convolve_kernel(
     HAS_BOUNDS: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     IS_GATED: tl.constexpr,
-    WRITES: tl.constexpr,
     PDL: tl.constexpr,
 ) -> None:
     part = tl.program_id(0)
@@ -151,14 +149,13 @@ def _convolve_kernel(
             total *= sigmoid(total)
         to = t.to(tl.int64)[:, None] * C + c[None, :]
         tl.store(out_ptr + to, total.to(out_ptr.dtype.element_ty), mask=wanted)
-    if WRITES:  # noqa: SIM102 - a constant of the kernel, then a number that it loads
-        if end <= first + CHUNK:
-            write_ptr = states_ptr + tl.load(after_ptr + segment) * stride_states + c * (WIDTH - 1)
-            for back in tl.static_range(WIDTH - 1):
-                last = tl.zeros_like(c) + (end - (WIDTH - 1) + back)
-                is_new = is_c & (last >= begin)
-                kept = _inputs(x_ptr, last.to(tl.int64) * stride_x + c, is_new, C, IS_GATED)
-                still = is_c & (last < begin) & (last >= begin - num_old)
-                moved = tl.load(read_ptr + (last - begin + (WIDTH - 1)), mask=still, other=0.0)
-                kept += moved.to(tl.float32)
-                tl.store(write_ptr + back, kept.to(states_ptr.dtype.element_ty), mask=is_c)
+    if end <= first + CHUNK:
+        write_ptr = states_ptr + tl.load(after_ptr + segment) * stride_states + c * (WIDTH - 1)
+        for back in tl.static_range(WIDTH - 1):
+            last = tl.zeros_like(c) + (end - (WIDTH - 1) + back)
+            is_new = is_c & (last >= begin)
+            kept = _inputs(x_ptr, last.to(tl.int64) * stride_x + c, is_new, C, IS_GATED)
+            still = is_c & (last < begin) & (last >= begin - num_old)
+            moved = tl.load(read_ptr + (last - begin + (WIDTH - 1)), mask=still, other=0.0)
+            kept += moved.to(tl.float32)
+            tl.store(write_ptr + back, kept.to(states_ptr.dtype.element_ty), mask=is_c)

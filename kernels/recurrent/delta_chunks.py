@@ -52,7 +52,6 @@ def update_by_chunks(
         CHUNK=CHUNK,
         PARTS=_num_parts(channels),
         PRECISION="tf32x3" if is_exact else "tf32",
-        WRITES=segments.after is not None,
         PDL=has_pdl(channels),
         num_warps=4,
         num_stages=1 if is_exact else 2,
@@ -247,7 +246,6 @@ def _follow_kernel(
     CHUNK: tl.constexpr,
     PARTS: tl.constexpr,  # of the numbers of inverses and scores
     PRECISION: tl.constexpr,
-    WRITES: tl.constexpr,
     PDL: tl.constexpr,
 ) -> None:
     head = tl.program_id(1)
@@ -262,7 +260,7 @@ def _follow_kernel(
     v = tl.program_id(0) * BLOCK_V + tl.arange(0, BLOCK_V)
     is_d, is_v = d < DK, v < DV
     num_old = DK * (1 - tl.load(first_ptr + segment).to(tl.int32))
-    in_row = tl.multiple_of(head * (DK * DV), 4) + d[:, None] * DV + v[None, :]
+    in_row = head * (DK * DV) + d[:, None] * DV + v[None, :]
     before = tl.multiple_of(tl.load(before_ptr + segment) * stride_states, 4)
     is_old = (d < num_old)[:, None] & is_v[None, :]
     state = tl.load(states_ptr + before + in_row, mask=is_old, other=0.0)
@@ -291,6 +289,5 @@ def _follow_kernel(
         tl.store(out_ptr + (token * VALUES + head) * DV + v[None, :], y, mask=values)
         left_over = left[:, None] * corrections
         state = product(tl.trans(k), left_over, kept * state, PRECISION)
-    if WRITES:
-        after = tl.multiple_of(tl.load(after_ptr + segment) * stride_states, 4)
-        tl.store(states_ptr + after + in_row, state, mask=is_d[:, None] & is_v[None, :])
+    after = tl.multiple_of(tl.load(after_ptr + segment) * stride_states, 4)
+    tl.store(states_ptr + after + in_row, state, mask=is_d[:, None] & is_v[None, :])

@@ -46,7 +46,6 @@ def update_by_one_token(
         BLOCK_K=triton.next_power_of_2(heads.key_dim),
         BLOCK_V=block_v,
         HAS_BOUNDS=bounds is not None,
-        WRITES=segments.after is not None,
         PDL=has_pdl(channels),
         num_warps=4,
         **launch_options(channels),
@@ -77,7 +76,6 @@ def _step_kernel(
     BLOCK_K: tl.constexpr,
     BLOCK_V: tl.constexpr,
     HAS_BOUNDS: tl.constexpr,
-    WRITES: tl.constexpr,
     PDL: tl.constexpr,
 ) -> None:
     head = tl.program_id(1)
@@ -95,7 +93,7 @@ def _step_kernel(
         if tl.load(end_ptr + segment) != token + 1:
             return
     num_old = DK * (1 - tl.load(first_ptr + segment).to(tl.int32))
-    in_row = tl.multiple_of(head * (DK * DV), 4) + d[:, None] * DV + v[None, :]
+    in_row = head * (DK * DV) + d[:, None] * DV + v[None, :]
     inside = is_d[:, None] & is_v[None, :]
     before = tl.multiple_of(tl.load(before_ptr + segment) * stride_states, 4)
     is_old = (d < num_old)[:, None] & is_v[None, :]
@@ -115,6 +113,5 @@ def _step_kernel(
     state += k[:, None] * correction[None, :]
     y = tl.sum(state * q[:, None], 0)
     tl.store(out_ptr + (token.to(tl.int64) * VALUES + head) * DV + v, y, mask=is_v)
-    if WRITES:
-        after = tl.multiple_of(tl.load(after_ptr + segment) * stride_states, 4)
-        tl.store(states_ptr + after + in_row, state, mask=inside)
+    after = tl.multiple_of(tl.load(after_ptr + segment) * stride_states, 4)
+    tl.store(states_ptr + after + in_row, state, mask=inside)

@@ -48,7 +48,6 @@ def scan_by_chunks(
         BLOCK_N=max(16, triton.next_power_of_2(heads.state_size)),
         CHUNK=CHUNK,
         PRECISION="tf32x3" if is_exact else "tf32",
-        WRITES=segments.after is not None,
         PDL=has_pdl(channels),
         num_warps=8,
         num_stages=1 if is_exact else 2,
@@ -81,7 +80,6 @@ def _scan_chunks_kernel(
     BLOCK_N: tl.constexpr,
     CHUNK: tl.constexpr,
     PRECISION: tl.constexpr,
-    WRITES: tl.constexpr,
     PDL: tl.constexpr,
 ) -> None:
     head = tl.program_id(1)
@@ -99,7 +97,7 @@ def _scan_chunks_kernel(
     is_p, is_n = p < P, n < N
     num_old = P * (1 - tl.load(first_ptr + segment).to(tl.int32))
     # The state is held as [N, P]: its rows in memory are columns here.
-    in_row = tl.multiple_of(head * (P * N), 4) + p[None, :] * N + n[:, None]
+    in_row = head * (P * N) + p[None, :] * N + n[:, None]
     before = tl.multiple_of(tl.load(before_ptr + segment) * stride_states, 4)
     is_old = is_n[:, None] & (is_p & (p < num_old))[None, :]
     state = tl.load(states_ptr + before + in_row, mask=is_old, other=0.0)
@@ -129,6 +127,5 @@ def _scan_chunks_kernel(
         tl.store(out_ptr + to, y.to(out_ptr.dtype.element_ty), mask=wanted)
         left = wide * (dt * tl.exp((total - since).to(tl.float32)))[:, None]
         state = product(tl.trans(b), left, state * tl.exp(total.to(tl.float32)), PRECISION)
-    if WRITES:
-        after = tl.multiple_of(tl.load(after_ptr + segment) * stride_states, 4)
-        tl.store(states_ptr + after + in_row, state, mask=is_n[:, None] & is_p[None, :])
+    after = tl.multiple_of(tl.load(after_ptr + segment) * stride_states, 4)
+    tl.store(states_ptr + after + in_row, state, mask=is_n[:, None] & is_p[None, :])

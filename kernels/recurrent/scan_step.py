@@ -45,7 +45,6 @@ def scan_one_token(
         BLOCK_P=block_p,
         BLOCK_N=triton.next_power_of_2(heads.state_size),
         HAS_BOUNDS=bounds is not None,
-        WRITES=segments.after is not None,
         PDL=has_pdl(channels),
         num_warps=4,
         **launch_options(channels),
@@ -76,7 +75,6 @@ def _scan_step_kernel(
     BLOCK_P: tl.constexpr,
     BLOCK_N: tl.constexpr,
     HAS_BOUNDS: tl.constexpr,
-    WRITES: tl.constexpr,
     PDL: tl.constexpr,
 ) -> None:
     head = tl.program_id(1)
@@ -95,7 +93,7 @@ def _scan_step_kernel(
         if tl.load(end_ptr + segment) != token + 1:
             return
     num_old = P * (1 - tl.load(first_ptr + segment).to(tl.int32))
-    in_row = tl.multiple_of(head * (P * N), 4) + p[:, None] * N + n[None, :]
+    in_row = head * (P * N) + p[:, None] * N + n[None, :]
     before = tl.multiple_of(tl.load(before_ptr + segment) * stride_states, 4)
     is_old = (is_p & (p < num_old))[:, None] & is_n[None, :]
     state = tl.load(states_ptr + before + in_row, mask=is_old, other=0.0)
@@ -110,6 +108,5 @@ def _scan_step_kernel(
     y = tl.sum(state * c[None, :], 1) + skip * x
     to = token.to(tl.int64) * (H * P) + head * P + p
     tl.store(out_ptr + to, y.to(out_ptr.dtype.element_ty), mask=is_p)
-    if WRITES:
-        after = tl.multiple_of(tl.load(after_ptr + segment) * stride_states, 4)
-        tl.store(states_ptr + after + in_row, state, mask=is_p[:, None] & is_n[None, :])
+    after = tl.multiple_of(tl.load(after_ptr + segment) * stride_states, 4)
+    tl.store(states_ptr + after + in_row, state, mask=is_p[:, None] & is_n[None, :])

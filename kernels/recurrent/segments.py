@@ -40,12 +40,14 @@ class Bounds:
 class Segments:
     """S runs of tokens of different sequences, and the rows of their states.
 
+    Tensors begin at multiples of 16 bytes, so that one compilation of a kernel serves all steps.
+
     No row that is written is read, and none is written twice, but for rows of padding, whose
     outputs nothing looks at.
     """
 
     before: Tensor  # [S] int64, the rows to be read
-    after: Tensor | None  # [S] int64, the rows to be written; None: none is
+    after: Tensor  # [S] int64, the rows to be written
     is_first: Tensor  # [S] bool: the states before are zeros, whatever the row holds
     bounds: Bounds | None = None  # None: segment i is token i
 

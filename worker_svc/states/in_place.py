@@ -22,7 +22,7 @@ class InPlaceStep:
     def __init__(self, states: SlotStates, batch: AttentionBatch, positions: Tensor) -> None:
         """`positions` [T]: a sequence begins at 0, where all states are zeros."""
         self._states = states
-        self._slots = batch.slots  # None: a rehearsal, which writes nothing
+        self._slots = batch.slots  # None: a rehearsal, which writes rows of padding
         # All sequences, each up to its first cut; then those that were cut, up to the next one.
         self.waves: Sequence[Segments]
         if batch.is_decode:
@@ -41,24 +41,23 @@ class InPlaceStep:
 
     def _segments(self, is_first: Tensor) -> Segments:
         """A token of each sequence."""
-        if self._slots is None:  # any row will do
-            return Segments(torch.zeros_like(is_first, dtype=torch.int64), None, is_first)
-        before, after = self._states.rows_before(self._slots), self._states.rows_after(self._slots)
-        return Segments(before, after, is_first)
+        slots = self._slots
+        if slots is None:
+            slots = torch.full_like(is_first, -1, dtype=torch.int64)
+        return Segments(self._states.rows_before(slots), self._states.rows_after(slots), is_first)
 
     def _of_prompts(self, batch: AttentionBatch, positions: Tensor) -> Iterator[Segments]:
-        begin, end = batch.cu_seqlens_q[:-1], batch.cu_seqlens_q[1:]
+        begin, end = batch.cu_seqlens_q[:-1], batch.cu_seqlens_q[1:].clone()  # see `Segments`
         num_tokens = len(positions)
         whole = self._segments(positions[begin.clamp(max=num_tokens - 1).long()] == 0)
-        after = whole.after
-        if after is None or not batch.state_cuts:
+        if self._slots is None or not batch.state_cuts:
             yield replace(whole, bounds=Bounds.of(begin, end, num_tokens))
             return
         cuts = _by_sequence(batch.state_cuts)
         for wave in range(1 + max(map(len, cuts.values()))):
             # Of sequences that have such a part: where it ends and what is written there ...
             parts = {i: of[wave] for i, of in cuts.items() if wave < len(of)}
-            ends, rows = end.clone(), after.clone()
+            ends, rows = end.clone(), whole.after.clone()
             which, num_before, snapshots = self._uploaded(parts, end.device)
             ends[which] = (begin[which] + num_before).int()
             rows[which] = snapshots
@@ -71,7 +70,7 @@ class InPlaceStep:
             which, num_before, snapshots = self._uploaded(last, end.device)
             begins = (begin[which] + num_before).int()
             yield Segments(
-                snapshots,
+                snapshots.clone(),  # one of several in one upload
                 rows[which],
                 torch.zeros_like(which, dtype=torch.bool),
                 Bounds.of(begins, ends[which], num_tokens),

@@ -51,7 +51,6 @@ class InRows:
         """Compares outputs, the rows written, and all other rows, which are as they were."""
         states = self.states.clone()
         out = update(states, [self.segments])
-        assert self.segments.after is not None
         starts = torch.tensor([0, *self.lengths]).cumsum(0).tolist()
         for i, (begin, end) in enumerate(pairwise(starts)):
             if begin == end:
@@ -70,7 +69,7 @@ class InRows:
         """The first sequence of the step cut anywhere is the whole one, whatever the others do."""
         (length, *_), bounds = self.lengths, self.segments.bounds
         after = self.segments.after
-        assert bounds is not None and after is not None
+        assert bounds is not None
         whole = self.states.clone()
         expected = update(whole, [self.segments])
         spare = next(
@@ -95,13 +94,6 @@ class InRows:
             found = update(states, [first, second])
             torch.testing.assert_close(found, expected, rtol=2e-5, atol=2e-5)
             torch.testing.assert_close(states[after[0]], whole[after[0]], rtol=2e-5, atol=2e-5)
-
-    def check_rehearsal(self, update: Update) -> None:
-        """Nothing is written where no rows are to be written."""
-        states = self.states.clone()
-        out = update(states, [replace(self.segments, after=None)])
-        torch.testing.assert_close(out, update(states.clone(), [self.segments]), rtol=0, atol=0)
-        torch.testing.assert_close(states, self.states, rtol=0, atol=0, equal_nan=True)
 
 
 def close_by(bound: float) -> Callable[[Tensor, Tensor], None]:

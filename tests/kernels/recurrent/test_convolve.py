@@ -70,9 +70,3 @@ def test_a_sequence_cut_anywhere_is_the_whole_one(gated, device):
     lengths = [70, 1, 3]
     case = Case(sum(lengths), 20, 4, device, gated=gated)
     InRows.of(lengths, case.shape, device).check_cuts(case.update)
-
-
-def test_a_rehearsal_writes_nothing(device):
-    for lengths in ([1, 1], [3, 1]):
-        case = Case(sum(lengths), 20, 4, device)
-        InRows.of(lengths, case.shape, device).check_rehearsal(case.update)

@@ -103,12 +103,6 @@ def test_a_sequence_cut_anywhere_is_the_whole_one(device):
     InRows.of(lengths, case.shape, device).check_cuts(case.update)
 
 
-def test_a_rehearsal_writes_nothing(device):
-    for lengths in ([1, 1], [3, 1]):
-        case = Case(sum(lengths), (1, 1, 16, 16), device)
-        InRows.of(lengths, case.shape, device).check_rehearsal(case.update)
-
-
 @pytest.mark.parametrize("lengths", [[1, 1], [66, 2]])
 @pytest.mark.parametrize("what", ["forgets at once", "never forgets", "equal keys"])
 def test_extreme_heads_are_no_less_exact(what, lengths, device, assert_close):

@@ -84,12 +84,6 @@ def test_a_sequence_cut_anywhere_is_the_whole_one(device):
     InRows.of(lengths, case.shape, device).check_cuts(case.update)
 
 
-def test_a_rehearsal_writes_nothing(device):
-    for lengths in ([1, 1], [3, 1]):
-        case = Case(sum(lengths), SIZES, device)
-        InRows.of(lengths, case.shape, device).check_rehearsal(case.update)
-
-
 @pytest.mark.parametrize("lengths", [[1, 1], [66, 2]])
 def test_heads_that_forget_at_once_or_never_are_no_less_exact(lengths, device, assert_close):
     case = Case(sum(lengths), SIZES, device)

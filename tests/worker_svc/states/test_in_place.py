@@ -40,14 +40,18 @@ def test_nothing_waits_for_the_device() -> None:
         InPlaceStep(states, batch_of(lengths, slots, meta), positions).finish()
 
 
-def test_a_rehearsal_has_no_rows_to_write() -> None:
+def test_a_rehearsal_has_the_rows_of_padding_and_leaves_all_places_as_they_are() -> None:
     cpu = torch.device("cpu")
     states = SlotStates(SHAPES, NUM_SLOTS, cpu)
+    slots, padding = torch.arange(NUM_SLOTS), torch.tensor([-1, -1])
+    of_slots, of_padding = states.rows_before(slots), states.rows_after(padding)
     for lengths in ([1, 1], [1, 3]):
         step = InPlaceStep(states, batch_of(lengths, None, cpu), torch.arange(sum(lengths)))
         (segments,) = step.waves
-        assert segments.after is None
         step.finish()
+        assert torch.equal(segments.before, states.rows_before(padding))
+        assert torch.equal(segments.after, of_padding)
+        assert torch.equal(states.rows_before(slots), of_slots)
 
 
 def test_a_cut_sequence_goes_on_from_the_row_of_its_snapshot() -> None:
@@ -62,8 +66,10 @@ def test_a_cut_sequence_goes_on_from_the_row_of_its_snapshot() -> None:
     found = []
     for wave in step.waves:
         bounds = wave.bounds
-        assert bounds is not None and wave.after is not None
+        assert bounds is not None
         columns = bounds.begin, bounds.end, wave.before, wave.after, wave.is_first
+        # Otherwise a kernel would be compiled once more.
+        assert not any(each.data_ptr() % 16 for each in (*columns, bounds.of_chunk))
         found.append(list(zip(*(each.tolist() for each in columns), strict=True)))
     assert found == [
         [
