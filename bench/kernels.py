@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from bench.harness.records import Results, add_json
+from kernels.attention import gate
 from kernels.attention.decode_attention import paged_decode_attention
 from kernels.attention.latent_attention import latent_attention, latent_decode_attention
 from kernels.attention.latent_rope import rotate_write_latents
@@ -314,7 +315,7 @@ def pointwise() -> Iterator[KernelTiming]:
     for tokens in (1, 8, 256, 8192):
         copies = range(rotation(8.0 * tokens * hidden))
         xs, wide = [randn(tokens, hidden) for _ in copies], randn(tokens, 2 * ffn)
-        residual = randn(tokens, hidden)
+        residual, inner = randn(tokens, hidden), randn(tokens, ffn)
         width = (HEADS + 2 * KV_HEADS) * HEAD_DIM
         qkv = randn(tokens, width)
         [(k, v)], _ = caches(1, tokens + BLOCK_SIZE, 1)
@@ -330,6 +331,7 @@ def pointwise() -> Iterator[KernelTiming]:
                 8.0 * tokens * hidden,
                 [partial(add_rms_norm, x, residual, weight, EPS) for x in xs],
             ),
+            "attention_gate": (6.0 * tokens * ffn, [partial(gate.gated, inner, wide[:, ffn:])] * 8),
             "silu_and_mul": (6.0 * tokens * ffn, [partial(silu_and_mul, wide)] * 8),
             "norm_rope_write_kv": (4.0 * tokens * width, [partial(norm_rope_write_kv, *rope)] * 8),
         }

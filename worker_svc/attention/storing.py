@@ -9,10 +9,12 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from kernels.attention.gate import gated
 from kernels.attention.latent_rope import rotate_write_latents
 from kernels.attention.rope import norm_rope_write_kv
 from kernels.attention.write_kv import write_kv
 from kernels.attention_kind import AttentionKind
+from kernels.norm.rms_norm import rms_norm
 from worker_svc.attention.backend import AttentionChoice
 from worker_svc.attention.call import AttentionCall, LatentInputs
 from worker_svc.attention.torch_backend import AttentionStep
@@ -60,14 +62,26 @@ class KernelStep(AttentionStep):
         return self._attention.attend(call).flatten(1)
 
     def over_latents(self, inputs: LatentInputs, layer: int) -> Tensor:
-        """Norms, rotates, stores and attends: the weighted sums of latents [T, H, R]."""
+        """Norms, rotates, stores and attends: the weighted sums of values [T, H, V]."""
         kv, table = self._kv_cache.of_layer(layer), self._parts.ropes.layer(layer)
-        batch, weights = self._batch.of_group(kv.group), inputs.weights.keys  # [H, N, R]
-        _, nope, latent = weights.shape
+        batch, (keys, values) = self._batch.of_group(kv.group), inputs.weights
+        num_heads, nope, latent = keys.shape
         queries = rotate_write_latents(
             inputs.q, inputs.kv, self._positions, table, inputs.norm, inputs.eps, kv.k,
             batch.slot_mapping, is_interleaved=inputs.is_interleaved,
         )  # fmt: skip
         by_head = queries[..., :latent].transpose(0, 1)  # [H, T, R]
-        torch.bmm(inputs.q[..., :nope].transpose(0, 1), weights, out=by_head)
-        return self._attention.attend(AttentionCall(queries, kv, batch, self._parts.kinds[layer]))
+        torch.bmm(inputs.q[..., :nope].transpose(0, 1), keys, out=by_head)
+        call = AttentionCall(queries, kv, batch, self._parts.kinds[layer])
+        attended = self._attention.attend(call)  # [T, H, R]
+        out = attended.new_empty((len(attended), num_heads, values.shape[1]))
+        torch.bmm(attended.transpose(0, 1), values.transpose(1, 2), out=out.transpose(0, 1))
+        return out
+
+    def normed(self, x: Tensor, norm: Tensor, eps: float) -> Tensor:
+        """The RMS norm of rows of x with a weight."""
+        return rms_norm(x, norm, eps)
+
+    def gated(self, x: Tensor, gate: Tensor) -> Tensor:
+        """x times the sigmoid of its gates, [T, N] each."""
+        return gated(x, gate)

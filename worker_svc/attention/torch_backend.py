@@ -133,7 +133,7 @@ class AttentionStep:
         return self.attended(layer, q, k, v, sinks).flatten(1)
 
     def over_latents(self, inputs: LatentInputs, layer: int) -> Tensor:
-        """Norms, rotates, stores and attends: the weighted sums of latents [T, H, R]."""
+        """Norms, rotates, stores and attends: the weighted sums of values [T, H, V]."""
         latent = len(inputs.norm)
         nope = inputs.q.shape[2] - (inputs.kv.shape[1] - latent)
         q, q_turned = inputs.q.tensor_split((nope,), dim=-1)
@@ -145,7 +145,16 @@ class AttentionStep:
         queries = reference.latent_queries(q, q_turned, inputs.weights)
         normed = reference.rms_norm(key, inputs.norm, inputs.eps)
         keys = torch.cat((normed, key_turned), dim=-1)  # [T, 1, R + P]
-        return self.attended(layer, queries, keys, None)
+        attended = self.attended(layer, queries, keys, None)  # [T, H, R]
+        return reference.latent_outputs(attended, inputs.weights)
+
+    def normed(self, x: Tensor, norm: Tensor, eps: float) -> Tensor:
+        """The RMS norm of rows of x with a weight."""
+        return reference.rms_norm(x, norm, eps)
+
+    def gated(self, x: Tensor, gate: Tensor) -> Tensor:
+        """x times the sigmoid of its gates, [T, N] each."""
+        return x * gate.sigmoid()
 
     def rotated(self, x: Tensor, layer: int) -> Tensor:
         """Heads [T, N, D] of the step's tokens, rotated as in this layer."""

@@ -80,11 +80,13 @@ class LatentAttention:
 
     def __call__(self, hidden: Tensor, step: AttentionStep, layer: int) -> Tensor:
         """Hidden states [T, hidden] -> this rank's part of the outputs [T, hidden]."""
-        inputs = hidden if self._q_a is None else self._q_norm(self._q_a(hidden))
+        inputs = hidden
+        if self._q_a is not None:
+            inputs = step.normed(self._q_a(hidden), self._q_norm.weight, self._q_norm.eps)
         q = self._q(inputs).view(len(hidden), self._spec.num_heads, -1)
         norm = self._kv_norm
         projected = LatentInputs(
             q, self._kv_a(hidden), norm.weight, norm.eps, self._weights, self._latent.is_interleaved
         )
-        attended = step.over_latents(projected, layer)  # [T, H, R]
-        return self._o(reference.latent_outputs(attended, self._weights).flatten(1))
+        attended = step.over_latents(projected, layer)  # [T, H, V]
+        return self._o(attended.flatten(1))

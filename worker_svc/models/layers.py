@@ -189,7 +189,7 @@ class Attention:
             return self._o(step(qkv, self._qk_norm, self._eps, layer, self.sinks))
         qkv, gate = qkv.tensor_split((qkv.shape[-1] - self._gate_size,), dim=-1)
         attended = step(qkv, self._qk_norm, self._eps, layer, self.sinks)
-        return self._o(attended * gate.sigmoid())
+        return self._o(step.gated(attended, gate))
 
     def _normed(self, qkv: Tensor) -> Tensor:
         """The projections [T, (H + 2 Hkv) D] with the norm of all heads' queries, and all keys.
