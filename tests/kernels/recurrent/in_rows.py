@@ -14,6 +14,10 @@ from kernels.recurrent.segments import Bounds, Segments
 Reference = Callable[[slice, Tensor], tuple[Tensor, Tensor]]
 Update = Callable[[Tensor, Sequence[Segments]], Tensor]
 
+# Relative distances. Compiled, products of float32 are in three parts of TF32, of float16 in one.
+FLOAT32, FLOAT16 = (2e-5, 2e-3) if torch.cuda.is_available() else (2e-6, 2e-6)
+BFLOAT16 = 2e-4  # products in two parts, which have 16 digits
+
 # Sequences of one step: chunks of 64 that are not full, full and more than one, and padding.
 LENGTHS = [1, 2, 0, 65, 64, 1, 130, 63]
 
