@@ -1,4 +1,4 @@
-"""GGUF files of models with experts, as llama.cpp's converter would write them."""
+"""GGUF files of models with experts and of hybrids, as llama.cpp's converter would write them."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -12,6 +12,12 @@ from transformers import (
     MixtralConfig,
     MixtralForCausalLM,
     PreTrainedModel,
+    Qwen2MoeConfig,
+    Qwen2MoeForCausalLM,
+    Qwen3_5ForCausalLM,
+    Qwen3_5MoeForCausalLM,
+    Qwen3_5MoeTextConfig,
+    Qwen3_5TextConfig,
     Qwen3MoeConfig,
     Qwen3MoeForCausalLM,
 )
@@ -65,10 +71,45 @@ GPT_OSS: dict[str, Any] = {
     "layer_types": ["sliding_attention", "full_attention"],
     "rope_parameters": YARN,
 }
+QWEN2: dict[str, Any] = {
+    "intermediate_size": 512,
+    "moe_intermediate_size": EXPERT_SIZE,
+    "shared_expert_intermediate_size": 2 * EXPERT_SIZE,
+    "num_experts": NUM_EXPERTS,
+    "norm_topk_prob": False,
+    "rope_parameters": PLAIN,
+}
+HYBRID: dict[str, Any] = {
+    "num_hidden_layers": 4,
+    "intermediate_size": 512,
+    "layer_types": ["linear_attention", "full_attention"] * 2,
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 64,
+    "linear_num_key_heads": 4,
+    "linear_num_value_heads": 12,
+    "rope_parameters": {
+        **PLAIN,
+        "partial_rotary_factor": 0.25,
+        "mrope_section": [3, 3, 2],
+    },
+}
+HYBRID_MOE: dict[str, Any] = {
+    **HYBRID,
+    "moe_intermediate_size": EXPERT_SIZE,
+    "shared_expert_intermediate_size": EXPERT_SIZE,
+    "num_experts": NUM_EXPERTS,
+}
 FAMILIES: dict[str, tuple[type[Any], type[PreTrainedModel], dict[str, Any]]] = {
     "qwen3moe": (Qwen3MoeConfig, Qwen3MoeForCausalLM, QWEN),
     "llama": (MixtralConfig, MixtralForCausalLM, MIXTRAL),
     "gpt-oss": (GptOssConfig, GptOssForCausalLM, GPT_OSS),
+    "qwen2moe": (Qwen2MoeConfig, Qwen2MoeForCausalLM, QWEN2),
+    "qwen35moe": (Qwen3_5MoeTextConfig, Qwen3_5MoeForCausalLM, HYBRID_MOE),
+}
+HYBRIDS: dict[str, tuple[type[Any], type[PreTrainedModel], dict[str, Any]]] = {
+    "qwen35": (Qwen3_5TextConfig, Qwen3_5ForCausalLM, HYBRID),
+    "qwen35moe": FAMILIES["qwen35moe"],
 }
 OUTER = {
     "model.embed_tokens.weight": "token_embd.weight",
@@ -86,6 +127,24 @@ LAYER = {
     "post_attention_layernorm": "ffn_norm",
     "mlp.gate": "ffn_gate_inp",
     "mlp.router": "ffn_gate_inp",
+    "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
+    "mlp.shared_expert.gate_proj": "ffn_gate_shexp",
+    "mlp.shared_expert.up_proj": "ffn_up_shexp",
+    "mlp.shared_expert.down_proj": "ffn_down_shexp",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+DELTA_NET = {
+    "in_proj_qkv.weight": "attn_qkv.weight",
+    "in_proj_z.weight": "attn_gate.weight",
+    "in_proj_a.weight": "ssm_alpha.weight",
+    "in_proj_b.weight": "ssm_beta.weight",
+    "conv1d.weight": "ssm_conv1d.weight",
+    "norm.weight": "ssm_norm.weight",
+    "out_proj.weight": "ssm_out.weight",
+    "A_log": "ssm_a",
+    "dt_bias": "ssm_dt.bias",
 }
 TypeOf = Callable[[str], str]
 
@@ -93,7 +152,7 @@ TypeOf = Callable[[str], str]
 def random_model(name: str, **changes: Any) -> PreTrainedModel:
     """A seeded model; norms, biases and sinks are random, too."""
     torch.manual_seed(0)
-    of_config, of_model, more = FAMILIES[name]
+    of_config, of_model, more = (FAMILIES | HYBRIDS)[name]
     model: PreTrainedModel = of_model(of_config(**(SIZES | more | changes))).eval()
     with torch.no_grad():
         for path, parameter in model.named_parameters():
@@ -110,7 +169,8 @@ def file_of(model: PreTrainedModel, name: str, type_of: TypeOf = lambda stored: 
     file = GgufFile(name, metadata(name, config) | vocabulary())
     for path, parameter in model.state_dict().items():
         for stored, values in as_stored(name, path, parameter, config).items():
-            is_matrix = stored.endswith(".weight") and values.ndim > 1
+            is_matrix = stored.endswith(".weight") and values.ndim > 1 and "conv" not in stored
+            values = meant(name, stored, values)
             file.tensors[stored] = packed(values, type_of(stored) if is_matrix else "F32")
     return file
 
@@ -118,9 +178,15 @@ def file_of(model: PreTrainedModel, name: str, type_of: TypeOf = lambda stored: 
 def metadata(name: str, config: Mapping[str, Any]) -> dict[str, Any]:
     """The keys of the architecture."""
     rotation = config["rope_parameters"]
-    told = sizes(name, {**config, "rope_theta": rotation["rope_theta"]})
-    more: dict[str, Any] = {"expert_count": NUM_EXPERTS, "expert_used_count": PER_TOKEN}
-    if name != "llama":
+    told = sizes(name, {"intermediate_size": 512, **config, "rope_theta": rotation["rope_theta"]})
+    more: dict[str, Any] = {}
+    if name in HYBRIDS:
+        more |= hybrid_metadata(config)
+    if name != "qwen35":
+        more |= {"expert_count": NUM_EXPERTS, "expert_used_count": PER_TOKEN}
+    if name in ("qwen2moe", "qwen35moe"):
+        more["expert_shared_feed_forward_length"] = config["shared_expert_intermediate_size"]
+    if name not in ("llama", "qwen35"):
         more["expert_feed_forward_length"] = EXPERT_SIZE
     if name == "gpt-oss":
         more |= {
@@ -130,6 +196,47 @@ def metadata(name: str, config: Mapping[str, Any]) -> dict[str, Any]:
             "rope.scaling.original_context_length": rotation["original_max_position_embeddings"],
         }
     return told | {f"{name}.{key}": value for key, value in more.items()}
+
+
+def hybrid_metadata(config: Mapping[str, Any]) -> dict[str, Any]:
+    heads = config["linear_num_value_heads"]
+    rotation = config["rope_parameters"]
+    return {
+        "rope.dimension_count": int(config["head_dim"] * rotation["partial_rotary_factor"]),
+        "rope.dimension_sections": [*rotation["mrope_section"], 0],
+        "full_attention_interval": 2,
+        "ssm.conv_kernel": config["linear_conv_kernel_dim"],
+        "ssm.state_size": config["linear_key_head_dim"],
+        "ssm.group_count": config["linear_num_key_heads"],
+        "ssm.time_step_rank": heads,
+        "ssm.inner_size": heads * config["linear_value_head_dim"],
+    }
+
+
+def meant(name: str, stored: str, values: np.ndarray, back: bool = False) -> np.ndarray:
+    """The numbers that a file has in place of a parameter's, or the other way round."""
+    if name not in HYBRIDS:
+        return values
+    if stored.endswith("ssm_a"):
+        return np.log(-values) if back else -np.exp(values)
+    if stored.endswith("norm.weight") and not stored.endswith("ssm_norm.weight"):
+        return values - 1 if back else values + 1
+    return values
+
+
+def delta_net(kind: str, values: Tensor, config: Mapping[str, Any]) -> Tensor:
+    """A parameter with the value heads of all key heads in turn: the first of each, and so on."""
+    num_keys, key_dim = config["linear_num_key_heads"], config["linear_key_head_dim"]
+    value_dim = config["linear_value_head_dim"]
+    if kind == "norm.weight":
+        return values
+    if kind == "out_proj.weight":
+        return delta_net("in_proj_z.weight", values.T, config).T
+    size = value_dim if kind in ("in_proj_qkv.weight", "in_proj_z.weight", "conv1d.weight") else 1
+    begin = 2 * num_keys * key_dim if kind in ("in_proj_qkv.weight", "conv1d.weight") else 0
+    values = values.squeeze(1) if kind == "conv1d.weight" else values
+    heads = values[begin:].unflatten(0, (num_keys, -1, size)).transpose(0, 1)
+    return torch.cat((values[:begin], heads.flatten(0, 2)))
 
 
 def as_stored(
@@ -145,13 +252,19 @@ def as_stored(
         return {f"blk.{layer}.{part}": each.numpy() for part, each in parts.items()}
     if kind == "self_attn.sinks":
         return {f"blk.{layer}.attn_sinks.weight": values.numpy()}
+    if kind.startswith("linear_attn."):
+        kind = kind.removeprefix("linear_attn.")
+        values = delta_net(kind, values, config)
+        return {f"blk.{layer}.{DELTA_NET[kind]}": values.contiguous().numpy()}
+    if kind == "mlp.shared_expert_gate.weight":
+        values = values[0]
     kind, _, end = kind.rpartition(".")
     array = values.numpy()
     if name == "llama" and kind in ("self_attn.q_proj", "self_attn.k_proj"):
         key = "num_attention_heads" if kind.endswith("q_proj") else "num_key_value_heads"
         array = permuted(array, config[key])
     stored = LAYER[kind]
-    if name == "gpt-oss" and stored == "ffn_norm":
+    if name in ("gpt-oss", *HYBRIDS) and stored == "ffn_norm":
         stored = "post_attention_norm"
     return {f"blk.{layer}.{stored}.{end}": array}
 
@@ -176,7 +289,7 @@ def dequantized(model: PreTrainedModel, name: str, file: GgufFile) -> PreTrained
         places = torch.arange(parameter.numel()).view(parameter.shape)
         filled = torch.empty(parameter.numel())
         for stored, at in as_stored(name, path, places, config).items():
-            numbers = torch.from_numpy(file.tensors[stored].values)
+            numbers = torch.from_numpy(meant(name, stored, file.tensors[stored].values, back=True))
             filled[torch.from_numpy(at).long().flatten()] = numbers.flatten()
         state[path] = filled.view(parameter.shape)
     model.load_state_dict(state)

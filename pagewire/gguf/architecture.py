@@ -1,7 +1,7 @@
 """The decoders that are read out of GGUF files: names, shapes and forms of their tensors."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pagewire.gguf.header import GgufHeader, GgufTensor
@@ -32,14 +32,36 @@ NORMS_ON_BOTH_SIDES = {
     "ffn_norm": "pre_feedforward_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
+# Of a layer with a gated delta net in place of attention: see `delta_nets`.
+DELTA_NET = {
+    "attn_qkv": "linear_attn.in_proj_qkv",
+    "attn_gate": "linear_attn.in_proj_z",
+    "ssm_alpha": "linear_attn.in_proj_a",
+    "ssm_beta": "linear_attn.in_proj_b",
+    "ssm_conv1d": "linear_attn.conv1d",
+    "ssm_norm": "linear_attn.norm",
+    "ssm_out": "linear_attn.out_proj",
+    "ssm_a": "linear_attn.A_log",
+    "ssm_dt": "linear_attn.dt_bias",
+}
+CONV, NORM_WITHOUT_OFFSET = "ssm_conv1d", "ssm_norm"
+DRAFTING = "nextn_predict_layers"  # layers after the last one, which are not read
 QUERIES, KEYS = "attn_q", "attn_k"
 QUERY_BIAS = "blk.0.attn_q.bias"
 MLP = ("ffn_gate", "ffn_up", "ffn_down")
 EXPERTS = "expert_count"
 SINKS = "attn_sinks"  # of attention, a number for each head
+WHOLE_NAMES = (SINKS, "ssm_a", "ssm_dt")  # that end in no `.weight` in a Hugging Face folder
 # In place of an MLP: a router, and weights of all experts in one tensor.
 ROUTER = "ffn_gate_inp"
 EXPERT_GATE, EXPERT_UP, EXPERT_DOWN = "ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"
+SHARED_GATE = "ffn_gate_inp_shexp"
+SHARED = {
+    SHARED_GATE: "mlp.shared_expert_gate",
+    "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
+    "ffn_up_shexp": "mlp.shared_expert.up_proj",
+    "ffn_down_shexp": "mlp.shared_expert.down_proj",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +75,7 @@ class GgufExperts:
     down: str = "down_proj"
     count: str = "num_experts"  # of config.json, as the next one
     size: str = "moe_intermediate_size"
+    has_shared: bool = False  # an expert of every token, with a gate
 
     @property
     def parts(self) -> Mapping[str, str]:
@@ -79,6 +102,8 @@ class GgufArchitecture:
     feed_norm: str = "ffn_norm"  # before an MLP or experts
     has_sinks: bool = False
     has_biases: bool = False  # of all matrices of a layer; others may have some
+    has_delta_nets: bool = False  # in some layers, in place of attention
+    gates_attention: bool = False  # queries are twice as many rows
     experts: GgufExperts | None = None  # of all layers; None: each has an MLP
     ends: tuple[str, ...] = ()  # tokens that end an output besides those that a file names
     # Members of config.json that no file says, since all models of the architecture have them.
@@ -98,9 +123,11 @@ class GgufArchitecture:
         names |= QK_NORMS if self.has_qk_norms else {}
         names |= NORMS_ON_BOTH_SIDES if self.norms_both_sides else {}
         names |= {SINKS: "self_attn.sinks"} if self.has_sinks else {}
+        names |= DELTA_NET if self.has_delta_nets else {}
         if self.experts is None:
             return names
         of_others = {kind: name for kind, name in names.items() if kind not in MLP}
+        of_others |= SHARED if self.experts.has_shared else {}
         return of_others | {ROUTER: self.experts.router}
 
 
@@ -147,6 +174,36 @@ ARCHITECTURES = {
             experts=GgufExperts("mlp.router", count="num_local_experts", size="intermediate_size"),
             ends=("<|return|>", "<|endoftext|>", "<|call|>"),
             constants={"attention_bias": True, "swiglu_limit": 7.0},
+        ),
+        GgufArchitecture(
+            "qwen2moe",
+            "Qwen2MoeForCausalLM",
+            "qwen2_moe",
+            experts=GgufExperts(has_shared=True),
+            constants={"norm_topk_prob": False, "decoder_sparse_step": 1, "mlp_only_layers": []},
+            fixed={"expert_gating_func": 1, "expert_weights_norm": False},
+        ),
+        GgufArchitecture(
+            "qwen35",
+            "Qwen3_5ForCausalLM",
+            "qwen3_5_text",
+            has_qk_norms=True,
+            adds_one_to_norms=True,
+            feed_norm="post_attention_norm",
+            has_delta_nets=True,
+            gates_attention=True,
+        ),
+        GgufArchitecture(
+            "qwen35moe",
+            "Qwen3_5MoeForCausalLM",
+            "qwen3_5_moe_text",
+            has_qk_norms=True,
+            adds_one_to_norms=True,
+            feed_norm="post_attention_norm",
+            has_delta_nets=True,
+            gates_attention=True,
+            experts=GgufExperts(has_shared=True),
+            fixed=RENORMALIZED,
         ),
         # Every fourth layer does not rotate.
         GgufArchitecture(
@@ -222,12 +279,12 @@ def weights(header: GgufHeader) -> dict[str, GgufTensor]:
     for name, tensor in header.tensors.items():
         if name in OUTER:
             found[OUTER[name]] = tensor
-        elif name != ROPE_FACTORS:
+        elif name != ROPE_FACTORS and not is_draft(header, name):
             layer, kind, end = _split(header, name)
-            if kind == SINKS:
+            if kind in names and kind in WHOLE_NAMES:
                 found[f"model.layers.{layer}.{names[kind]}"] = tensor
             elif kind in names:
-                found[f"model.layers.{layer}.{names[kind]}.{end}"] = tensor
+                found[f"model.layers.{layer}.{names[kind]}.{end}"] = _shaped(kind, tensor)
             elif experts is not None and kind in experts.parts:
                 prefix = f"model.layers.{layer}.{experts.each}"
                 for index, part in enumerate(tensor.slices()):
@@ -239,8 +296,24 @@ def weights(header: GgufHeader) -> dict[str, GgufTensor]:
 
 def added(header: GgufHeader, tensor: GgufTensor) -> float:
     """The number that is added to those of a tensor, which gives a Hugging Face folder's."""
-    is_norm = tensor.name.endswith("norm.weight")
+    is_norm = tensor.name.endswith("norm.weight") and kind_of(tensor.name) != NORM_WITHOUT_OFFSET
     return -1.0 if is_norm and architecture_of(header).adds_one_to_norms else 0.0
+
+
+def kind_of(name: str) -> str:
+    """The kind of a layer's tensor: attn_q; empty: it is of no layer."""
+    parts = name.split(".")
+    return parts[2] if parts[0] == "blk" and len(parts) > 2 else ""
+
+
+def is_draft(header: GgufHeader, name: str) -> bool:
+    """True for a tensor of the layers that draft, which follow the last one. Raises BadGguf."""
+    prefix, parts = architecture_of(header).name, name.split(".")
+    count: int = header.get(f"{prefix}.{DRAFTING}", int, 0)
+    if not count or parts[0] != "blk" or not parts[1].isdecimal():
+        return False
+    last: int = header.require(f"{prefix}.block_count", int)
+    return last - count <= int(parts[1]) < last
 
 
 def num_swapped_heads(header: GgufHeader, tensor: GgufTensor) -> int | None:
@@ -258,8 +331,15 @@ def num_swapped_heads(header: GgufHeader, tensor: GgufTensor) -> int | None:
 
 
 def _split(header: GgufHeader, name: str) -> tuple[int, str, str]:
-    """Layer, kind and end of a tensor's name: 3, attn_q, weight."""
+    """Layer, kind and end of a tensor's name: 3, attn_q, weight; the end may be empty."""
     parts = name.split(".")
-    if len(parts) != 4 or parts[0] != "blk" or not parts[1].isdecimal():
+    if len(parts) not in (3, 4) or parts[0] != "blk" or not parts[1].isdecimal():
         header.refuse(f"tensor {name} is not supported")
-    return int(parts[1]), parts[2], parts[3]
+    return int(parts[1]), parts[2], "".join(parts[3:])
+
+
+def _shaped(kind: str, tensor: GgufTensor) -> GgufTensor:
+    """The tensor with the shape of a Hugging Face folder, which may have a dimension of 1 more."""
+    if kind == CONV:
+        return replace(tensor, shape=(tensor.shape[0], 1, tensor.shape[1]))
+    return replace(tensor, shape=(1, *tensor.shape)) if kind == SHARED_GATE else tensor

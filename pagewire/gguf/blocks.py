@@ -51,6 +51,29 @@ class GroupedRows:
 
 
 @dataclass(frozen=True, slots=True)
+class HeadTiles:
+    """Value heads in turn over key heads: the first one of each, the second one of each, ..."""
+
+    num_key_heads: int
+    per_key_head: int
+    size: int  # rows or columns of a head
+    begin: int = 0  # where they begin
+    of_columns: bool = False
+
+    def order(self, group: int = 1) -> NDArray[np.int64]:
+        """Which stored row or column, or group of so many, is the one in a folder's order.
+
+        There the heads of one key head lie together.
+        """
+        size, begin = self.size // group, self.begin // group
+        heads = np.arange(self.num_key_heads * self.per_key_head)
+        in_turn = heads.reshape(self.per_key_head, self.num_key_heads).T.reshape(-1, 1)
+        return np.concatenate(
+            (np.arange(begin), (begin + in_turn * size + np.arange(size)).ravel())
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class StoredTensor:
     """A tensor in its file, read a part at a time."""
 
@@ -58,6 +81,8 @@ class StoredTensor:
     tensor: GgufTensor
     num_swapped_heads: int | None = None  # see `row_order`
     added: float = 0.0  # to each number that is stored
+    tiles: HeadTiles | None = None
+    is_decay: bool = False  # minus the exponentials of the tensor are stored
 
     @property
     def bits(self) -> int | None:
@@ -103,7 +128,8 @@ class StoredTensor:
         """Rows [begin, end) in float32, some at a time; a vector of numbers is a column."""
         for first, last in self._chunks(begin, end):
             if self.bits is None:
-                values = read_floats(self._raw(first, last), self.tensor.type_name)
+                values = self._columns(read_floats(self._raw(first, last), self.tensor.type_name))
+                values = self._logarithms(values) if self.is_decay else values
                 yield values + np.float32(self.added) if self.added else values
             else:
                 yield self._groups(first, last).dequantized()
@@ -129,21 +155,48 @@ class StoredTensor:
         groups = read_groups(self._raw(begin, end), self.tensor.type_name)
         if not (np.isfinite(groups.scales).all() and np.isfinite(groups.offsets).all()):
             self._refuse_scale()
+        if self.tiles is not None and self.tiles.of_columns:
+            groups = self._of_columns(groups, self.tiles)
         if not self.added:  # which would turn -0.0 to 0.0
             return groups
         return replace(groups, offsets=groups.offsets + np.float32(self.added))
 
+    def _columns(self, values: Floats) -> Floats:
+        """Float numbers [N, K] in the order of Hugging Face."""
+        if self.tiles is None or not self.tiles.of_columns:
+            return values
+        return values[:, self.tiles.order()]
+
+    def _of_columns(self, groups: GroupedRows, tiles: HeadTiles) -> GroupedRows:
+        """Integers in the order of Hugging Face, with the scales of their groups."""
+        if tiles.size % self.group:
+            self._refuse(f"heads of {tiles.size} columns cut groups of {self.group}")
+        of_groups = tiles.order(self.group)
+        scales, offsets = groups.scales[:, of_groups], groups.offsets[:, of_groups]
+        integers = groups.integers[:, tiles.order()]
+        return replace(groups, integers=integers, scales=scales, offsets=offsets)
+
+    def _logarithms(self, values: Floats) -> Floats:
+        if not (values < 0).all() or not np.isfinite(values).all():
+            self._refuse("a rate is no finite number below 0")
+        return np.log(-values)
+
     def _refuse_scale(self) -> NoReturn:
-        raise BadGguf(f"{self.path.name}: tensor {self.tensor.name}: a scale is not finite")
+        self._refuse("a scale is not finite")
+
+    def _refuse(self, problem: str) -> NoReturn:
+        raise BadGguf(f"{self.path.name}: tensor {self.tensor.name}: {problem}")
 
     def _raw(self, begin: int, end: int) -> Bytes:
         """The bytes [end - begin, row] of rows in the order of Hugging Face."""
         num_rows = self._num_rows
         shape = (num_rows, self.tensor.num_bytes // num_rows)
         stored: Bytes = np.memmap(self.path, np.uint8, "r", self.tensor.offset, shape)
-        if self.num_swapped_heads is None:
-            return stored[begin:end]
-        return stored[row_order(num_rows, self.num_swapped_heads)[begin:end]]
+        if self.num_swapped_heads is not None:
+            return stored[row_order(num_rows, self.num_swapped_heads)[begin:end]]
+        if self.tiles is not None and not self.tiles.of_columns:
+            return stored[self.tiles.order()[begin:end]]
+        return stored[begin:end]
 
 
 def row_order(num_rows: int, num_heads: int) -> NDArray[np.int64]:

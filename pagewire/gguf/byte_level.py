@@ -27,6 +27,11 @@ WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{digits}|"
     r" ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+# Marks are parts of words.
+WORDS_WITH_MARKS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}|"
+    r" ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 # Here a capital within a word begins another one.
 UPPER, LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 BEFORE, SHORT_FORM = r"[^\r\n\p{L}\p{N}]?", r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
@@ -59,6 +64,7 @@ PRE_TOKENIZERS = {
     "gpt-2": PreTokenizer((GPT2,)),
     "smollm": PreTokenizer((DIGITS, GPT2)),
     "qwen2": PreTokenizer((_split(WORDS.format(digits="")), BYTES), {"type": "NFC"}),
+    "qwen35": PreTokenizer((_split(WORDS_WITH_MARKS), BYTES), {"type": "NFC"}),
     "llama-bpe": PreTokenizer(
         (_split(WORDS.format(digits="{1,3}")), BYTES), ignores_merges=True, adds_bos=True
     ),

@@ -8,7 +8,7 @@ import logging
 import struct
 from typing import Any
 
-from pagewire.gguf import gemma, gpt_oss, sizes
+from pagewire.gguf import delta_nets, gemma, gpt_oss, sizes
 from pagewire.gguf.architecture import HEAD, ROPE_FACTORS, GgufArchitecture, architecture_of
 from pagewire.gguf.header import GgufHeader, shortest
 from pagewire.gguf.types import BF16, F16, F32
@@ -27,6 +27,7 @@ READ = frozenset(
 log = logging.getLogger(__name__)
 
 SPLIT_COUNT, KIND = "split.count", "general.type"
+DELTA_NET_QUERIES = "blk.0.attn_qkv.weight"  # of a first layer that does not attend
 DTYPES = {F32: "float32", F16: "float16", BF16: "bfloat16"}
 
 BEGINS = "bos_token_id"
@@ -62,7 +63,7 @@ def config(header: GgufHeader) -> dict[str, Any]:
         **special_ids(header),
         "hidden_act": "silu",
         "tie_word_embeddings": HEAD not in header.tensors,
-        "torch_dtype": DTYPES.get(header.tensors["blk.0.attn_q.weight"].type_name, "float32"),
+        "torch_dtype": _dtype(header),
         **{key: tensor in header.tensors for key, tensor in architecture.switches.items()},
         **architecture.constants,
     }
@@ -75,6 +76,8 @@ def config(header: GgufHeader) -> dict[str, Any]:
         content, read = gemma.config(header, prefix, content), read | gemma.keys(prefix)
     elif prefix == gpt_oss.NAME:
         content = gpt_oss.config(header, content)
+    elif architecture.has_delta_nets:
+        content = delta_nets.config(header, content, rotated / head_dim)
     unread = {
         key: value if isinstance(value, str | int | float) else type(value).__name__
         for key, value in header.metadata.items()
@@ -141,6 +144,12 @@ def _refuse_other_files(header: GgufHeader) -> None:
     kind = header.get(KIND, str, "model")
     if kind != "model":
         header.refuse(f"{KIND}: {kind!r} is not supported, only 'model' is")
+
+
+def _dtype(header: GgufHeader) -> str:
+    """The type of float numbers in which the first layer's queries are stored."""
+    first = header.tensors.get("blk.0.attn_q.weight") or header.tensors[DELTA_NET_QUERIES]
+    return DTYPES.get(first.type_name, "float32")
 
 
 def _check_fixed(header: GgufHeader, architecture: GgufArchitecture) -> None:

@@ -3,21 +3,23 @@
 from collections.abc import Mapping
 from typing import Any
 
+from pagewire.gguf import delta_nets
 from pagewire.gguf.architecture import (
     EMBEDDING,
-    EXPERT_DOWN,
-    EXPERT_GATE,
-    EXPERT_UP,
     HEAD,
     LAYER,
+    MLP,
     NORMS_ON_BOTH_SIDES,
     QK_NORMS,
     ROPE_FACTORS,
     ROUTER,
+    SHARED,
     SINKS,
     GgufArchitecture,
     architecture_of,
+    is_draft,
 )
+from pagewire.gguf.delta_nets import FULL
 from pagewire.gguf.header import GgufHeader, GgufTensor
 
 Shape = tuple[int, ...]
@@ -33,18 +35,15 @@ def check_tensors(header: GgufHeader, config: Mapping[str, Any]) -> None:
     if num_layers > len(header.tensors):
         header.refuse(f"{num_layers} layers, and {len(header.tensors)} tensors in all")
     shapes = {name: shape for name, shape in _outer_shapes(config).items() if name != HEAD}
-    of_layer = _layer_shapes(architecture, config)
     for layer in range(num_layers):
-        for kind, shape in of_layer.items():
-            shapes[f"blk.{layer}.{kind}.weight"] = shape
-            if architecture.has_biases and len(shape) > 1:
-                shapes[f"blk.{layer}.{kind}.bias"] = shape[:-1]
+        for name, shape in _layer_shapes(architecture, config, layer).items():
+            shapes[f"blk.{layer}.{name}"] = shape
     missing = shapes.keys() - header.tensors.keys()
     if missing:
         header.refuse(f"{len(missing)} tensors are missing, {min(missing)} first")
     shapes |= _outer_shapes(config)
     for name, tensor in header.tensors.items():
-        if name == ROPE_FACTORS:
+        if name == ROPE_FACTORS or is_draft(header, name):
             continue
         if name not in shapes and not _is_bias(header, tensor, shapes):
             header.refuse(f"tensor {name} is not supported with {num_layers} layers")
@@ -71,40 +70,55 @@ def _outer_shapes(config: Mapping[str, Any]) -> dict[str, Shape]:
     return {EMBEDDING: table, "output_norm.weight": table[1:], HEAD: table}
 
 
-def _layer_shapes(architecture: GgufArchitecture, config: Mapping[str, Any]) -> dict[str, Shape]:
-    hidden, head_dim = config["hidden_size"], config["head_dim"]
-    q, kv = (config[name] * head_dim for name in ("num_attention_heads", "num_key_value_heads"))
-    norms = dict.fromkeys(QK_NORMS, (head_dim,)) if architecture.has_qk_norms else {}
+def _layer_shapes(
+    architecture: GgufArchitecture, config: Mapping[str, Any], layer: int
+) -> dict[str, Shape]:
+    """The shapes of a layer's tensors, by their names without its own."""
+    hidden = config["hidden_size"]
+    weights: dict[str, Shape] = {"attn_norm": (hidden,), architecture.feed_norm: (hidden,)}
     if architecture.norms_both_sides:
-        norms |= dict.fromkeys(NORMS_ON_BOTH_SIDES, (hidden,))
-    if architecture.has_sinks:
-        norms |= {SINKS: (config["num_attention_heads"],)}
-    return {
-        "attn_norm": (hidden,),
-        "attn_q": (q, hidden),
+        weights |= dict.fromkeys(NORMS_ON_BOTH_SIDES, (hidden,))
+    has_attention = config.get("layer_types", {layer: FULL})[layer] == FULL
+    weights |= _attention_shapes(architecture, config) if has_attention else {}
+    weights |= _feed_shapes(architecture, config)
+    found = {f"{kind}.weight": shape for kind, shape in weights.items()}
+    if architecture.has_biases:
+        matrices = {kind: shape for kind, shape in weights.items() if len(shape) > 1}
+        found |= {f"{kind}.bias": shape[:-1] for kind, shape in matrices.items()}
+    return found if has_attention else found | delta_nets.shapes(config)
+
+
+def _attention_shapes(
+    architecture: GgufArchitecture, config: Mapping[str, Any]
+) -> dict[str, Shape]:
+    hidden, head_dim, num_heads = (
+        config[name] for name in ("hidden_size", "head_dim", "num_attention_heads")
+    )
+    q, kv = num_heads * head_dim, config["num_key_value_heads"] * head_dim
+    found: dict[str, Shape] = {
+        "attn_q": (2 * q if architecture.gates_attention else q, hidden),
         "attn_k": (kv, hidden),
         "attn_v": (kv, hidden),
         "attn_output": (hidden, q),
-        architecture.feed_norm: (hidden,),
-        **norms,
-        **_feed_shapes(architecture, config),
     }
+    found |= dict.fromkeys(QK_NORMS, (head_dim,)) if architecture.has_qk_norms else {}
+    return found | ({SINKS: (num_heads,)} if architecture.has_sinks else {})
 
 
 def _feed_shapes(architecture: GgufArchitecture, config: Mapping[str, Any]) -> dict[str, Shape]:
     """The shapes of an MLP's tensors, or of a router's and those of all experts."""
     hidden, experts = config["hidden_size"], architecture.experts
     if experts is None:
-        inner = config["intermediate_size"]
-        return {
-            "ffn_gate": (inner, hidden),
-            "ffn_up": (inner, hidden),
-            "ffn_down": (hidden, inner),
-        }
-    count, inner = config[experts.count], config[experts.size]
-    return {
-        ROUTER: (count, hidden),
-        EXPERT_GATE: (count, inner, hidden),
-        EXPERT_UP: (count, inner, hidden),
-        EXPERT_DOWN: (count, hidden, inner),
-    }
+        return dict(zip(MLP, _mlp(config["intermediate_size"], hidden), strict=True))
+    count = config[experts.count]
+    of_each = _mlp(config[experts.size], hidden)
+    found = {kind: (count, *each) for kind, each in zip(experts.parts, of_each, strict=True)}
+    if experts.has_shared:
+        size = config["shared_expert_intermediate_size"]
+        found |= dict(zip(SHARED, ((hidden,), *_mlp(size, hidden)), strict=True))
+    return {ROUTER: (count, hidden), **found}
+
+
+def _mlp(inner: int, hidden: int) -> tuple[Shape, Shape, Shape]:
+    """The shapes of gate, up and down."""
+    return (inner, hidden), (inner, hidden), (hidden, inner)

@@ -1,6 +1,15 @@
 """The sizes of a GGUF file's model, read from its metadata and checked against its tensors."""
 
-from pagewire.gguf.architecture import EMBEDDING, EXPERTS, GgufArchitecture, GgufExperts
+from typing import Any
+
+from pagewire.gguf import delta_nets
+from pagewire.gguf.architecture import (
+    DRAFTING,
+    EMBEDDING,
+    EXPERTS,
+    GgufArchitecture,
+    GgufExperts,
+)
 from pagewire.gguf.header import GgufHeader
 from pagewire.gguf.shapes import check_tensors
 
@@ -8,10 +17,10 @@ NUMBERS = {
     "block_count": "num_hidden_layers",
     "context_length": "max_position_embeddings",
     "embedding_length": "hidden_size",
-    "feed_forward_length": "intermediate_size",
     "attention.head_count": "num_attention_heads",
 }
 OPTIONAL = {
+    "feed_forward_length": "intermediate_size",
     "attention.head_count_kv": "num_key_value_heads",
     "attention.key_length": "head_dim",
     "attention.sliding_window": "sliding_window",
@@ -19,7 +28,8 @@ OPTIONAL = {
 VALUE_LENGTH, VOCAB_SIZE = "attention.value_length", "vocab_size"
 USED_EXPERTS, EXPERT_SIZE = "expert_used_count", "expert_feed_forward_length"
 KEYS = frozenset({*NUMBERS, *OPTIONAL, VALUE_LENGTH, VOCAB_SIZE})
-EXPERT_KEYS = frozenset({EXPERTS, USED_EXPERTS, EXPERT_SIZE})
+SHARED_SIZE = "expert_shared_feed_forward_length"
+EXPERT_KEYS = frozenset({EXPERTS, USED_EXPERTS, EXPERT_SIZE, SHARED_SIZE})
 
 MOST = 1 << 31  # of every size
 MAX_CONTEXT = 1 << 24  # tokens; a table of positions is computed for all of them
@@ -27,13 +37,16 @@ MAX_CONTEXT = 1 << 24  # tokens; a table of positions is computed for all of the
 
 def keys(architecture: GgufArchitecture) -> frozenset[str]:
     """The keys of an architecture that `sizes` reads, without its name."""
-    return KEYS if architecture.experts is None else KEYS | EXPERT_KEYS
+    found = KEYS if architecture.experts is None else KEYS | EXPERT_KEYS
+    return found | delta_nets.KEYS | {DRAFTING} if architecture.has_delta_nets else found
 
 
-def sizes(header: GgufHeader, architecture: GgufArchitecture) -> dict[str, int]:
+def sizes(header: GgufHeader, architecture: GgufArchitecture) -> dict[str, Any]:
     """All sizes of the model, checked against the tensors."""
     prefix = architecture.name
-    found = {name: _size(header, f"{prefix}.{key}") for key, name in NUMBERS.items()}
+    found: dict[str, Any] = {
+        name: _size(header, f"{prefix}.{key}") for key, name in NUMBERS.items()
+    }
     for key, name in OPTIONAL.items():
         if f"{prefix}.{key}" in header.metadata:
             found[name] = _size(header, f"{prefix}.{key}")
@@ -50,7 +63,11 @@ def sizes(header: GgufHeader, architecture: GgufArchitecture) -> dict[str, int]:
     if value_length != found["head_dim"]:
         header.refuse(f"{prefix}.{VALUE_LENGTH}: {value_length} is not {found['head_dim']}")
     found["vocab_size"] = _vocab_size(header, prefix)
-    if architecture.experts is not None:
+    if architecture.has_delta_nets:
+        _add_delta_nets(header, prefix, found)
+    if architecture.experts is None:
+        _size(header, f"{prefix}.feed_forward_length")
+    else:
         found |= _expert_sizes(header, prefix, architecture.experts)
     check_tensors(header, found)
     return found
@@ -62,9 +79,38 @@ def _expert_sizes(header: GgufHeader, prefix: str, experts: GgufExperts) -> dict
     if used > count:
         header.refuse(f"{prefix}.{USED_EXPERTS}: {used} of {count} experts")
     told = {experts.count: count, "num_experts_per_tok": used}
-    if f"{prefix}.{EXPERT_SIZE}" in header.metadata or experts.size not in NUMBERS.values():
-        told[experts.size] = _size(header, f"{prefix}.{EXPERT_SIZE}")
+    # Files of llama's name say one size for all kinds of models.
+    has_own = f"{prefix}.{EXPERT_SIZE}" in header.metadata or experts.size != "intermediate_size"
+    key = EXPERT_SIZE if has_own else "feed_forward_length"
+    told[experts.size] = _size(header, f"{prefix}.{key}")
+    if experts.has_shared:
+        told["shared_expert_intermediate_size"] = _size(header, f"{prefix}.{SHARED_SIZE}")
     return told
+
+
+def _add_delta_nets(header: GgufHeader, prefix: str, found: dict[str, Any]) -> None:
+    """Adds the sizes of delta nets, and the kind of each layer; takes off layers that draft."""
+    for key, name in delta_nets.NUMBERS.items():
+        found[name] = _size(header, f"{prefix}.{key}")
+    num_heads, num_key_heads = found["linear_num_value_heads"], found["linear_num_key_heads"]
+    inner = _size(header, f"{prefix}.{delta_nets.INNER}")
+    for key, size, parts in (
+        ("ssm.time_step_rank", num_heads, num_key_heads),
+        (delta_nets.INNER, inner, num_heads),
+    ):
+        if size % parts:
+            header.refuse(f"{prefix}.{key}: {size} is no multiple of {parts} heads")
+    found["linear_value_head_dim"] = inner // num_heads
+    num_drafting = header.get(f"{prefix}.{DRAFTING}", int, 0)
+    found["num_hidden_layers"] -= num_drafting
+    if num_drafting < 0 or found["num_hidden_layers"] < 1:
+        header.refuse(f"{prefix}.{DRAFTING}: {num_drafting} leave no layers")
+    if found["num_hidden_layers"] > len(header.tensors):
+        header.refuse(
+            f"{found['num_hidden_layers']} layers, and {len(header.tensors)} tensors in all"
+        )
+    interval = _size(header, f"{prefix}.{delta_nets.INTERVAL}")
+    found["layer_types"] = delta_nets.layer_types(interval, found["num_hidden_layers"])
 
 
 def _size(header: GgufHeader, key: str) -> int:

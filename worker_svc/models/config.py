@@ -47,7 +47,7 @@ def load(folder: Path, ignored_keys: Collection[str] = (), quantization: str = "
     values = raw if architecture == family.architecture else _nested(raw)
     spec = _decoder(ConfigJson(architecture, values, ignored_keys), family)
     found = _quantization(folder, values, quantization, ignored_keys)
-    if found is not None and spec.has_states:
+    if found is not None and spec.has_states and not isinstance(found, GgufTypes):
         raise UnsupportedModel(
             f"quantization: {found.label} is not supported for {architecture}, whose tensors are "
             "parted as they are read"

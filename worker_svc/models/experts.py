@@ -18,6 +18,7 @@ from torch import Tensor
 
 from kernels import reference
 from kernels.experts.weights import ExpertWeights, serves_float8
+from kernels.quantized.grouped import GroupedWeight
 from kernels.quantized.scaled import ScaledWeight
 from worker_svc.models.layers import ACTS, Destinations, gate_up_names, parts
 from worker_svc.models.linear import Linear, WeightRows
@@ -227,6 +228,21 @@ class Joined:
         """Fills the parts with float numbers of any type and device."""
         for part, value in zip(self.parts, values.chunk(len(self.parts), self.dim), strict=True):
             part.copy_(value)
+
+    def put_narrow(self, values: GroupedWeight) -> None:
+        """Fills the parts with integers, or with float numbers if they would cut groups."""
+        size = self.parts[0].shape[self.dim]
+        if self.dim == 1 and size % values.group:
+            self.copy_(values.dequantized())
+            return
+        cut = values.columns if self.dim else values.rows
+        for index, part in enumerate(self.parts):
+            part.put_narrow(cut(index * size, (index + 1) * size))
+
+    @property
+    def is_wide(self) -> bool:
+        """True if integers would become float numbers."""
+        return any(part.linear.is_wide for part in self.parts)
 
 
 @dataclass(frozen=True, slots=True)

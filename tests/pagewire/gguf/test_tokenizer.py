@@ -84,7 +84,7 @@ def test_llama_bpe_splits_text_by_transformers_pattern() -> None:
     assert in_bytes["use_regex"] is False
 
 
-@pytest.mark.parametrize("pre", ["qwen2", "llama-bpe", "smaug-bpe", "gpt-4o"])
+@pytest.mark.parametrize("pre", ["qwen2", "qwen35", "llama-bpe", "smaug-bpe", "gpt-4o"])
 def test_patterns_are_those_that_transformers_splits_by(pre: str) -> None:
     split, in_bytes = PRE_TOKENIZERS[pre].steps
     assert split["pattern"]["Regex"] == GGUF_PRE_TOKENIZER_SPLITS[pre]
@@ -199,7 +199,7 @@ def test_chat_templates_come_by_name(tmp_path: Path) -> None:
     ("key", "value", "said"),
     [
         ("model", "t5", "tokenizer.ggml.model: .t5. is not supported; supported are gpt2"),
-        ("pre", "tekken", "'tekken' is not supported; supported are gpt-2, smollm, qwen2, llama"),
+        ("pre", "tekken", "'tekken' is not supported; supported are gpt-2, smollm, qwen2, qwen35"),
         ("pre", "default", "tokenizer.ggml.pre: 'default' is not supported"),
         ("add_space_prefix", True, "tokenizer.ggml.add_space_prefix: true is not supported"),
         ("a_new_key", 1, "tokenizer.ggml.a_new_key: this key is not known"),

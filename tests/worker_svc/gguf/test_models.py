@@ -37,14 +37,16 @@ def greedy(model: Decoder, prompt: list[int]) -> tuple[list[int], Tensor]:
     """Tokens after a prompt, and the logits [steps, vocab] that they were taken from."""
     num_blocks = -(-(len(prompt) + NUM_STEPS) // BLOCK_SIZE)
     cache = model.new_cache(1 + num_blocks, BLOCK_SIZE)
+    model.make_states(1, 0)
+    slots = torch.zeros(1, dtype=torch.int64)
     table = torch.arange(1, 1 + num_blocks, dtype=torch.int32)[None]
     ids, rows, num_computed = list(prompt), [], 0
     for _ in range(NUM_STEPS):
         at = torch.arange(num_computed, len(ids))
-        slots = table[0].long()[at // BLOCK_SIZE] * BLOCK_SIZE + at % BLOCK_SIZE
+        written = table[0].long()[at // BLOCK_SIZE] * BLOCK_SIZE + at % BLOCK_SIZE
         lens = torch.tensor([len(ids)], dtype=torch.int32)
         starts = torch.tensor([0, *accumulate([len(at)])], dtype=torch.int32)
-        batch = AttentionBatch(slots, table, lens, starts, len(at), len(ids))
+        batch = AttentionBatch(written, table, lens, starts, len(at), len(ids), slots=slots)
         hidden = model.forward(torch.tensor(ids[num_computed:]), at, cache, batch)
         rows.append(model.logits(hidden[-1:])[0])
         num_computed = len(ids)

@@ -14,6 +14,7 @@ from kernels.quantized.grouped import GroupedWeight
 from pagewire.gguf.blocks import StoredTensor
 from pagewire.gguf.header import read_header
 from pagewire.gguf.stored import stored_weights
+from worker_svc.models.experts import Joined
 from worker_svc.models.linear import WeightRows
 from worker_svc.models.mxfp4_experts import CodeRows
 from worker_svc.models.stored.quantized import EMBEDDING
@@ -55,7 +56,11 @@ def _takes(destination: Destination, stored: StoredTensor, share: Share | None) 
     """Whether integers can be put there: a rank's columns must be whole groups."""
     if stored.bits is None or not isinstance(destination, IntegerDestination):
         return False
-    return share is None or share.dim == 0 or destination.shape[1] % stored.group == 0
+    if isinstance(destination, Joined) and destination.is_wide:
+        return False
+    if share is None or share.sections:
+        return share is None
+    return share.dim == 0 or destination.shape[1] % stored.group == 0
 
 
 def _put(
@@ -87,11 +92,12 @@ def _put_codes(stored: StoredTensor, destination: CodeRows, share: Share | None)
 def _copy(stored: StoredTensor, destination: Destination, share: Share | None) -> int:
     """Writes a tensor, or its share, as float numbers; returns their bytes."""
     values = destination.values if isinstance(destination, WeightRows) else destination
-    if not isinstance(values, Tensor):
+    if not isinstance(values, Tensor) or (share is not None and share.sections):
         whole = torch.from_numpy(stored.dense())
         part = whole if share is None else share.cut(whole, destination.shape[share.dim])
         destination.copy_(part)
         return part.nbytes
+    values = values if values.ndim == 1 else values.view(-1, values.shape[-1])
     if values.ndim == 1:
         whole = torch.from_numpy(stored.dense())
         values.copy_(whole if share is None else share.cut(whole, len(values)))

@@ -135,8 +135,9 @@ def _fill(
     elif model.spec.tie_word_embeddings:
         ignored |= {names.head_weight}
     if is_gguf(folder):
-        # Ranks on a CPU have no kernels for integers.
-        keeps_integers = model.device.type == "cuda" or model.group.size == 1
+        # Ranks on a CPU have no kernels for integers, nor have layers with states on any device.
+        has_kernels = model.device.type == "cuda" or model.group.size == 1
+        keeps_integers = has_kernels and not model.spec.has_states
         load_gguf(folder, Filling(destinations, ignored, share), model.device, keeps_integers)
         return
     WeightFiles(folder).warn_of_others()
