@@ -11,7 +11,9 @@ import torch
 from worker_svc.models.spec import (
     AttentionSpec,
     DeltaNetSpec,
+    Feed,
     Mamba2Spec,
+    MlpAndExpertsSpec,
     MlpSpec,
     ModelSpec,
     MoeSpec,
@@ -60,10 +62,10 @@ def step_bytes(spec: ModelSpec, rows: int, context: int, formats: Formats) -> St
     weights = spec.vocab_size * spec.hidden_size * formats.head
     for layer in spec.layers:
         weights += _mixer_numbers(layer.mixer, spec.hidden_size) * formats.linear
-        if isinstance(layer.feed, MoeSpec):
-            weights += _expert_bytes(layer.feed, spec.hidden_size, rows, formats)
-        elif layer.feed is not None:
-            weights += _mlp_numbers(layer.feed, spec.hidden_size) * formats.linear
+        weights += _feed_bytes(layer.feed, spec.hidden_size, rows, formats)
+    if spec.layer_inputs is not None:  # a product for all layers, and two in each
+        through = spec.num_layers * spec.layer_inputs.size
+        weights += 3 * spec.hidden_size * through * formats.linear
     seen = (min(context, attention.window or context) for attention in spec.attentions)
     numbers = sum(
         tokens * attention.kv_shape.width
@@ -78,7 +80,8 @@ def _mixer_numbers(mixer: AttentionSpec | RecurrentSpec | None, hidden: int) -> 
     match mixer:
         case AttentionSpec(latent=None):
             queries, keys = mixer.num_heads * mixer.head_dim, mixer.num_kv_heads * mixer.head_dim
-            return hidden * ((2 + mixer.is_gated) * queries + 2 * keys)
+            num_keys = 0 if mixer.shares_kv else 2 - mixer.v_is_k
+            return hidden * ((2 + mixer.is_gated) * queries + num_keys * keys)
         case AttentionSpec():
             return _latent_numbers(mixer, hidden)
         case DeltaNetSpec():
@@ -107,6 +110,19 @@ def _latent_numbers(mixer: AttentionSpec, hidden: int) -> int:
         + heads * (latent.size * (latent.nope_dim + latent.v_dim))
         + (heads * latent.v_dim * hidden)
     )
+
+
+def _feed_bytes(feed: Feed | None, hidden: int, rows: int, formats: Formats) -> float:
+    match feed:
+        case MlpSpec():
+            return _mlp_numbers(feed, hidden) * formats.linear
+        case MoeSpec():
+            return _expert_bytes(feed, hidden, rows, formats)
+        case MlpAndExpertsSpec(mlp, experts):
+            of_mlp = _mlp_numbers(mlp, hidden) * formats.linear
+            return of_mlp + _expert_bytes(experts, hidden, rows, formats)
+        case None:
+            return 0.0
 
 
 def _mlp_numbers(feed: MlpSpec, hidden: int) -> int:

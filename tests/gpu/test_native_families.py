@@ -57,7 +57,8 @@ def answers(request: pytest.FixtureRequest) -> Iterator[dict[str, Future[Answer]
 
 def test_every_family_has_a_case() -> None:
     files = {*registry.BUILT_IN.values()} - ELSEWHERE
-    assert files == {case.written or name for name, case in CASES.items()} - WITH_PICTURES.keys()
+    names = {case.written or name for name, case in CASES.items()}
+    assert files == names - WITH_PICTURES.keys() - {"gemma4_moe"}  # of the same file as gemma4
 
 
 @pytest.mark.gpu

@@ -23,9 +23,13 @@ def save_random_model(
                 parameter.uniform_(0.5, 1.5)
             elif name.endswith("bias"):
                 parameter.normal_(std=0.2)
+            elif name.endswith(("router.scale", "per_expert_scale")):
+                parameter.uniform_(0.5, 1.5)
         for name, buffer in model.named_buffers():
             if name.endswith("e_score_correction_bias"):
                 buffer.normal_(std=0.2)
+            elif name.endswith("layer_scalar"):
+                buffer.uniform_(0.5, 1.5)
     model.save_pretrained(folder, **save_options)
     return model
 

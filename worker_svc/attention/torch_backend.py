@@ -90,6 +90,8 @@ class AttentionParts:
     kinds: Sequence[AttentionKind]  # equal ones are the same
     ropes: RopeTables
     dtype: torch.dtype  # of projections; the cache may have another
+    # By layer, the place in the cache of the keys and values that it reads; None: its own.
+    stored_places: Sequence[int] | None = None
 
 
 class AttentionStep:
@@ -156,6 +158,16 @@ class AttentionStep:
         """x times the sigmoid of its gates, [T, N] each."""
         return x * gate.sigmoid()
 
+    def read(self, q: Tensor, q_norm: Tensor | None, eps: float, layer: int) -> Tensor:
+        """Norms and rotates queries [T, H D] and attends to what another layer has stored.
+
+        q_norm [H, D] is the norm weight of each head, for models that have one.
+        """
+        q = q.view(len(q), -1, self._parts.heads[layer].head_dim)
+        if q_norm is not None:
+            q = reference.rms_norm(q, q_norm, eps)
+        return self.attended(layer, self.rotated(q, layer), None, None).flatten(1)
+
     def rotated(self, x: Tensor, layer: int) -> Tensor:
         """Heads [T, N, D] of the step's tokens, rotated as in this layer."""
         parts = self._parts
@@ -166,13 +178,19 @@ class AttentionStep:
         return reference.rotate(x, *self._rotations[table])
 
     def attended(
-        self, layer: int, q: Tensor, k: Tensor, v: Tensor | None, sinks: Tensor | None = None
+        self,
+        layer: int,
+        q: Tensor,
+        k: Tensor | None,
+        v: Tensor | None,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         """Stores keys and values of the step and attends: [T, H, D] -> [T, H, Dv].
 
-        `v` is None where a layer's keys hold its values.
+        `v` is None where a layer's keys hold its values, and both are where they are another's.
         """
-        kv = self._kv_cache.of_layer(layer)
+        places = self._parts.stored_places
+        kv = self._kv_cache.of_layer(layer if places is None else places[layer])
         batch = self._batch.of_group(kv.group)
         call = AttentionCall(q, kv, batch, self._parts.kinds[layer], k, v, sinks)
         return self._attention.attend(call)

@@ -32,7 +32,7 @@ from worker_svc.models.experts import Experts
 from worker_svc.models.layers import MLP, Attention, RMSNorm
 from worker_svc.models.linear import Linear
 from worker_svc.models.packed_linear import packed
-from worker_svc.models.spec import Activation, MlpSpec, MoeSpec
+from worker_svc.models.spec import Activation, Feed, MlpSpec, MoeSpec
 from worker_svc.quantization.online import Rounding
 
 
@@ -44,10 +44,14 @@ def supports(heads: HeadLayout, kinds: Collection[AttentionKind]) -> bool:
     return all(kind.chunk is None for kind in kinds)
 
 
-def feeds(specs: Collection[MlpSpec | MoeSpec | None]) -> bool:
+def feeds(specs: Collection[Feed | None]) -> bool:
     """True if the kernels compute what feeds forward in all layers."""
-    served = {MlpSpec: {Activation.SILU, Activation.GELU_TANH}, MoeSpec: {Activation.SILU}}
-    return all(spec is not None and spec.activation in served[type(spec)] for spec in specs)
+    of_mlps = {Activation.SILU, Activation.GELU_TANH}
+    return all(
+        (isinstance(spec, MlpSpec) and spec.activation in of_mlps)
+        or (isinstance(spec, MoeSpec) and spec.activation is Activation.SILU)
+        for spec in specs
+    )
 
 
 @dataclass(frozen=True, slots=True)

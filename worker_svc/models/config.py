@@ -16,7 +16,7 @@ from pagewire.gguf.header import BadGguf
 from worker_svc.models import config_keys, registry
 from worker_svc.models.config_file import ConfigJson
 from worker_svc.models.families.family import Family
-from worker_svc.models.spec import ModelSpec, MoeSpec, UnsupportedModel
+from worker_svc.models.spec import ModelSpec, UnsupportedModel, experts_of
 from worker_svc.quantization import registry as quantizations
 from worker_svc.quantization.gguf import GgufTypes
 from worker_svc.quantization.mxfp4 import Mxfp4
@@ -51,6 +51,11 @@ def load(folder: Path, ignored_keys: Collection[str] = (), quantization: str = "
         raise UnsupportedModel(
             f"quantization: {found.label} is not supported for {architecture}, whose tensors are "
             "parted as they are read"
+        )
+    if found is not None and spec.layer_inputs is not None:
+        raise UnsupportedModel(
+            f"quantization: {found.label} is not supported for {architecture} with inputs of "
+            "layers, which are read as plain numbers alone"
         )
     if found is not None and spec.has_latents:
         raise UnsupportedModel(
@@ -88,13 +93,14 @@ def _expert_schemes(spec: ModelSpec, quantization: Quantization) -> Iterator[Sch
     """
     names = spec.names
     for index, layer in enumerate(spec.layers):
-        if isinstance(layer.feed, MoeSpec):
+        experts = experts_of(layer.feed)
+        if experts is not None:
             if names.stacks_experts or names.stacks_outputs:
                 raise UnsupportedModel(
                     f"quantization: {quantization.label} is not supported for the experts of "
                     f"{spec.architecture}"
                 )
-            if layer.feed.shared is not None:
+            if experts.shared is not None:
                 raise UnsupportedModel(
                     f"quantization: {quantization.label} is not supported for the shared experts "
                     f"of {spec.architecture}"
@@ -107,7 +113,8 @@ def _expert_schemes(spec: ModelSpec, quantization: Quantization) -> Iterator[Sch
 def _nested(raw: Mapping[str, Any]) -> dict[str, Any]:
     """The keys of a decoder that is one part of a model, with those that stand around them.
 
-    Raises UnsupportedModel where both say something, and not the same.
+    Raises UnsupportedModel where both say something, and not the same. The tokens that end an
+    output may differ: those of the whole model hold.
     """
     inner = raw.get(TEXT)
     if not isinstance(inner, dict):
@@ -115,7 +122,8 @@ def _nested(raw: Mapping[str, Any]) -> dict[str, Any]:
     own = (TEXT, "architectures", "model_type")
     outer = {name: value for name, value in raw.items() if name not in own and value is not None}
     for name, value in outer.items():
-        if name not in config_keys.INERT and inner.get(name) not in (None, value):
+        may_differ = name in config_keys.INERT or name == "eos_token_id"
+        if not may_differ and inner.get(name) not in (None, value):
             raise UnsupportedModel(
                 f"{TEXT}.{name}: differs from {name} of config.json, and only one can hold"
             )

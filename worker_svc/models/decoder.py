@@ -30,20 +30,25 @@ from worker_svc.models.cpu_weights import activation_dtype
 from worker_svc.models.embedding import Embedding, IntegerEmbedding
 from worker_svc.models.experts import ExpertForm, Experts
 from worker_svc.models.latent import LatentAttention
+from worker_svc.models.layer_inputs import LayerEnd, LayerInputs
 from worker_svc.models.layer_loop import LayerLoop, LoopLayer
 from worker_svc.models.layer_stack import LayerStack
 from worker_svc.models.layers import MLP, Attention, Destinations, RMSNorm, whole
 from worker_svc.models.linear import Linear
+from worker_svc.models.mlp_and_experts import MlpAndExperts
 from worker_svc.models.recurrent import RecurrentMixer, mixer_of
 from worker_svc.models.rope import rope_tables
 from worker_svc.models.sharding import Sharding
 from worker_svc.models.spec import (
     AttentionSpec,
+    Feed,
     LayerSpec,
+    MlpAndExpertsSpec,
     MlpSpec,
     ModelSpec,
     MoeSpec,
     TensorNames,
+    stored_places,
 )
 from worker_svc.parallel.group import ALONE, Group
 from worker_svc.parallel.vocab_part import VocabPart
@@ -89,9 +94,11 @@ class DecoderLayer:
         self.post_norm = self.input_norm
         if spec.mixer is not None and spec.feed is not None:
             self.post_norm = RMSNorm(size, eps, dtype, device, offset)
-        self.feed: MLP | Experts | None = None
+        self.feed: MLP | Experts | MlpAndExperts | None = None
         if isinstance(spec.feed, MlpSpec):
             self.feed = MLP(size, spec.feed, dtype, device)
+        elif isinstance(spec.feed, MlpAndExpertsSpec):
+            self.feed = MlpAndExperts(size, spec.feed, eps, dtype, device, group, form)
         elif spec.feed is not None:
             self.feed = Experts(size, spec.feed, dtype, device, form)
         # Of attention, and of what feeds forward.
@@ -99,6 +106,9 @@ class DecoderLayer:
         if spec.norms_outputs:
             norms = (RMSNorm(size, eps, dtype, device, offset) for _ in range(2))
             self.output_norms = next(norms), next(norms)
+        self.end: LayerEnd | None = None
+        if spec.has_factor or model.layer_inputs is not None:
+            self.end = LayerEnd(model, dtype, device, has_factor=spec.has_factor)
 
     @property
     def attention(self) -> Attention:
@@ -109,7 +119,8 @@ class DecoderLayer:
     @property
     def _norms(self) -> tuple[RMSNorm, ...]:
         own = (norm for norm in self.output_norms if norm is not None)
-        return tuple(dict.fromkeys((self.input_norm, self.post_norm, *own)))
+        of_feed = self.feed.norms if isinstance(self.feed, MlpAndExperts) else ()
+        return tuple(dict.fromkeys((self.input_norm, self.post_norm, *own, *of_feed)))
 
     def destinations(self, prefix: str, names: TensorNames) -> Destinations:
         yield from self.input_norm.destinations(f"{prefix}.{names.input_norm}")
@@ -126,6 +137,8 @@ class DecoderLayer:
             yield from of_attention.destinations(f"{prefix}.{names.attention_output_norm}")
         if of_mlp is not None:
             yield from of_mlp.destinations(f"{prefix}.{names.mlp_output_norm}")
+        if self.end is not None:
+            yield from self.end.destinations(prefix)
 
     def drop_output_biases(self) -> None:
         for part in (self.mixer, self.feed):
@@ -147,6 +160,8 @@ class DecoderLayer:
             norm.pack(dtype)
         if self.feed is not None:
             self.feed.pack()
+        if self.end is not None:
+            self.end.pack(dtype)
 
 
 class Decoder:
@@ -170,7 +185,6 @@ class Decoder:
         self.kv_dtype = kv_dtype or dtype
         self.kv_scales: Tensor | None = None  # [L, 4, Hkv], of a cache in FP8; None: all are 1
         self.key_offsets: Tensor | None = None  # [L, Hkv, D], of a cache in FP8; None: 0
-        self._activation_dtype = activation_dtype(dtype, device)  # where neither kernels run
         self.device = device
         kinds = [attention.kind(max_model_len) for attention in spec.attentions]
         rotations = [(attention.rope, attention.rotary_dim) for attention in spec.attentions]
@@ -179,9 +193,13 @@ class Decoder:
             [attention.heads for attention in spec.attentions],
             [kinds[kinds.index(kind)] for kind in kinds],
             rope_tables(spec.ropes, rotations, max_model_len, device),
-            self._activation_dtype,
+            activation_dtype(dtype, device),
+            stored_places(spec.attentions),
         )
         self._table = self._head = _per_token(spec, dtype, device)  # [V, hidden]
+        self._layer_inputs: LayerInputs | None = None
+        if spec.layer_inputs is not None:
+            self._layer_inputs = LayerInputs(spec, spec.layer_inputs, dtype, device, group)
         self._layers = [
             DecoderLayer(spec, layer, dtype, device, group, form)
             for layer, form in zip(spec.layers, self._expert_forms(), strict=True)
@@ -198,6 +216,11 @@ class Decoder:
         self._compiled: CompiledDecoder | None = None
         # By slot, made with the slots, for a model whose sequences have any.
         self.states: SlotStates | None = None
+
+    @property
+    def _activation_dtype(self) -> torch.dtype:
+        """The type of activations where no kernels choose another."""
+        return self._attention.dtype
 
     @property
     def heads(self) -> HeadLayout:
@@ -230,6 +253,8 @@ class Decoder:
     def destinations(self) -> Destinations:
         names = self.spec.names
         yield from whole(names.embedding, self._table)
+        if self._layer_inputs is not None:
+            yield from self._layer_inputs.destinations(names)
         for index, layer in enumerate(self._layers):
             yield from layer.destinations(f"{names.layers}.{index}", names)
         yield from self._final_norm.destinations(names.final_norm)
@@ -251,6 +276,8 @@ class Decoder:
             return
         for layer in self._layers:
             layer.pack(self._activation_dtype)
+        if self._layer_inputs is not None:
+            self._layer_inputs.pack(self._activation_dtype)
         self._final_norm.pack(self._activation_dtype)
         self._head.pack()
         if self._is_fused:
@@ -302,7 +329,7 @@ class Decoder:
 
     def _cached_heads(self) -> Mapping[tuple[int, int], str]:
         """Numbers and sizes of KV heads, and of which layers they are, if layers differ."""
-        heads = [(each.num_kv_heads, each.head_dim) for each in self.spec.attentions]
+        heads = [(each.num_kv_heads, each.head_dim) for each in self.spec.stored]
         counts = Counter(heads)
         if len(counts) == 1:
             return {heads[0]: ""}
@@ -319,7 +346,7 @@ class Decoder:
     def new_cache(self, num_blocks: int, block_size: int) -> KVCache | LayerCache:
         """An empty KV cache for this model."""
         if self.spec.has_latents or not self.spec.has_one_attention:
-            shapes = [attention.kv_shape for attention in self.spec.attentions]
+            shapes = [attention.kv_shape for attention in self.spec.stored]
             return LayerCache(shapes, num_blocks, block_size, self.kv_dtype, self.device)
         return KVCache(
             num_layers=len(self.kinds),
@@ -359,7 +386,10 @@ class Decoder:
         residual = residual.to(self._activation_dtype)
         step = AttentionStep(self._attention, batch, positions, kv_cache)
         states = None if self.states is None else StateStep(self.states, batch, positions)
-        return self._loop.run(residual, step, states)
+        inputs = None
+        if self._layer_inputs is not None:
+            inputs = self._layer_inputs(token_ids, residual)
+        return self._loop.run(residual, step, states, inputs)
 
     @torch.inference_mode()
     def vocab_part(self, hidden: Tensor) -> VocabPart:
@@ -433,7 +463,7 @@ class Decoder:
         layers = []
         while self._layers:  # one by one, to free plain weights early
             layer = self._layers.pop(0)
-            assert layer.feed is not None  # see `_loaded_library`
+            assert isinstance(layer.feed, MLP | Experts)  # see `kernel_limits`
             layers.append(
                 CompiledLayer.of(
                     cpu_library,
@@ -459,11 +489,11 @@ class Decoder:
 
     def _looped(self) -> LayerLoop:
         """The layers one after the other."""
-        layers, stored = [], 0
+        layers, attending = [], 0
         for index, layer in enumerate(self._layers):
             parts = layer.input_norm, layer.mixer, layer.post_norm, layer.feed, layer.output_norms
-            layers.append(LoopLayer(index, stored, *parts))
-            stored += isinstance(layer.mixer, Attention | LatentAttention)
+            layers.append(LoopLayer(index, attending, *parts, layer.end))
+            attending += isinstance(layer.mixer, Attention | LatentAttention)
         return LayerLoop(layers, self._final_norm, self.spec.residual_scale, self.group)
 
     def _compose(self) -> "ComposedStack":
@@ -480,7 +510,8 @@ class Decoder:
     def _fuse(self) -> "FusedDecoder":
         from worker_svc.models import fused  # noqa: PLC0415 - needs Triton
 
-        feeds = [layer.feed for layer in self._layers if layer.feed is not None]
+        # See `kernel_limits`.
+        feeds = [layer.feed for layer in self._layers if isinstance(layer.feed, MLP | Experts)]
         layers = [
             fused.FusedLayer.of(
                 self.kinds[index],
@@ -505,7 +536,7 @@ class Decoder:
         )
 
 
-def _may_be_codes(feed: MlpSpec | MoeSpec | None) -> bool:
+def _may_be_codes(feed: Feed | None) -> bool:
     """True if a rank's experts have whole blocks of MXFP4, and none is of every token."""
     return isinstance(feed, MoeSpec) and feed.shared is None and feed.intermediate_size % BLOCK == 0
 

@@ -177,7 +177,10 @@ class Experts:
 
     def __call__(self, hidden: Tensor) -> Tensor:
         """Hidden states [T, hidden] -> the weighted sum of the outputs of each one's experts."""
-        weights, chosen = self.choose(F.linear(hidden.float(), self.router.float()))
+        return self.feed(hidden, *self.choose(F.linear(hidden.float(), self.router.float())))
+
+    def feed(self, hidden: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
+        """The sum of the outputs of these experts [T, k] with these weights, [T, hidden]."""
         gate_ups, downs = self._gate_up.linears, self._down.linears
         return reference.feed_experts(hidden, weights, chosen, gate_ups, downs, self._act)
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from worker_svc.models.spec import ModelSpec
+from worker_svc.models.spec import MlpAndExpertsSpec, ModelSpec
 
 
 def beyond_triton(spec: ModelSpec, num_ranks: int) -> str:
@@ -34,15 +34,27 @@ def beyond_c(spec: ModelSpec) -> str:
 
 def beyond_composed(spec: ModelSpec) -> str:
     """What torch between Triton kernels lacks, in words; empty: nothing."""
-    return _named({"attention of several shapes": not spec.has_one_attention})
+    return _named(_beyond_all(spec))
 
 
 def _beyond_both(spec: ModelSpec) -> Mapping[str, bool]:
     return {
         "states": spec.has_states,
-        "attention of several shapes": not spec.has_one_attention,
+        **_beyond_all(spec),
         "gated attention": any(mixer.is_gated for mixer in spec.attentions),
         "keys and values of latents": spec.has_latents,
+    }
+
+
+def _beyond_all(spec: ModelSpec) -> Mapping[str, bool]:
+    return {
+        "attention of several shapes": not spec.has_one_attention,
+        "norms of values": any(mixer.v_norm for mixer in spec.attentions),
+        "an MLP and experts in one layer": any(
+            isinstance(layer.feed, MlpAndExpertsSpec) for layer in spec.layers
+        ),
+        "factors after layers": any(layer.has_factor for layer in spec.layers),
+        "inputs of layers": spec.layer_inputs is not None,
     }
 
 

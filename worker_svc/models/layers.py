@@ -91,12 +91,13 @@ class Attention:
         # Gates follow the values, in a tensor with the queries, by head.
         self._num_gated = spec.num_heads if spec.is_gated else 0
         self._gate_size = q_size if spec.is_gated else 0
-        self._sizes = {"q_proj": q_size, "k_proj": kv_size, "v_proj": kv_size}
+        self._spec = spec
+        self._sizes = dict.fromkeys(_projections(spec), kv_size) | {"q_proj": q_size}
         self._eps = eps
         self._norm_offset = norm_offset
         self._qkv = Linear.empty(
             hidden,
-            q_size + 2 * kv_size + self._gate_size,
+            sum(self._sizes.values()) + self._gate_size,
             bias=spec.qkv_bias,
             dtype=dtype,
             device=device,
@@ -105,16 +106,19 @@ class Attention:
         self.sinks: Tensor | None = None  # [H]
         if spec.has_sinks:
             self.sinks = torch.empty(spec.num_heads, dtype=dtype, device=device)
-        self._norms: tuple[Tensor, Tensor] | None = None
+        self._norms: tuple[Tensor, ...] | None = None  # of queries, and of keys if it has any
         self._qk_norm: Tensor | None = None
         self.norms_all_heads, self._group = spec.norms_all_heads, group
         if spec.qk_norm:
-            num_heads = spec.num_heads + spec.num_kv_heads
+            num_heads = spec.num_heads + (0 if spec.shares_kv else spec.num_kv_heads)
             norm_dtype = torch.float32 if norm_offset else dtype
             shape = num_heads, spec.head_dim
             self._qk_norm = torch.empty(shape, dtype=norm_dtype, device=device)
             q_norm, k_norm = self._qk_norm.tensor_split((spec.num_heads,))
-            self._norms = q_norm, k_norm
+            self._norms = (q_norm,) if spec.shares_kv else (q_norm, k_norm)
+        self._v_norm: Tensor | None = None  # [D], ones: the norm of values has no weight
+        if spec.v_norm:
+            self._v_norm = torch.ones(spec.head_dim, dtype=dtype, device=device)
 
     def destinations(self, prefix: str, names: TensorNames = LLAMA) -> Destinations:
         if self._gate_size:
@@ -129,8 +133,8 @@ class Attention:
             yield f"{prefix}.{names.k_norm}.weight", self._norms[1].view(-1)
         elif self._norms is not None:
             # The checkpoint has one row for all heads; pack() copies it to the others.
-            yield f"{prefix}.{names.q_norm}.weight", self._norms[0][0]
-            yield f"{prefix}.{names.k_norm}.weight", self._norms[1][0]
+            for name, norm in zip((names.q_norm, names.k_norm), self._norms, strict=False):
+                yield f"{prefix}.{name}.weight", norm[0]
 
     def _gated_destinations(self, prefix: str) -> Destinations:
         """Destinations of projections without biases: each head's query comes before its gate."""
@@ -180,16 +184,29 @@ class Attention:
                 norm[1:] = norm[0]
         if self._qk_norm is not None and not self._norm_offset:
             self._qk_norm = self._qk_norm.to(dtype)
+        if self._v_norm is not None:
+            self._v_norm = self._v_norm.to(dtype)
 
     def __call__(self, hidden: Tensor, step: AttentionStep, layer: int) -> Tensor:
         qkv = self._qkv(hidden)  # [T, (H + 2 Hkv) D], or with gates [T, (2 H + 2 Hkv) D]
         if self.norms_all_heads:
             return self._o(step(self._normed(qkv), None, self._eps, layer, self.sinks))
+        if self._spec.shares_kv:
+            return self._o(step.read(qkv, self._qk_norm, self._eps, layer))
+        if self._v_norm is not None:
+            qkv = self._with_values(qkv, self._v_norm)
         if not self._gate_size:
             return self._o(step(qkv, self._qk_norm, self._eps, layer, self.sinks))
         qkv, gate = qkv.tensor_split((qkv.shape[-1] - self._gate_size,), dim=-1)
         attended = step(qkv, self._qk_norm, self._eps, layer, self.sinks)
         return self._o(step.gated(attended, gate))
+
+    def _with_values(self, qkv: Tensor, norm: Tensor) -> Tensor:
+        """The projections [T, (H + 2 Hkv) D] with normed values, which may be those of keys."""
+        q_size, kv_size, *_ = self._sizes.values()
+        values = qkv[:, -kv_size:].view(len(qkv), -1, self._spec.head_dim)
+        normed = reference.rms_norm(values, norm, self._eps).flatten(1)
+        return torch.cat((qkv[:, : q_size + kv_size], normed), dim=-1)
 
     def _normed(self, qkv: Tensor) -> Tensor:
         """The projections [T, (H + 2 Hkv) D] with the norm of all heads' queries, and all keys.
@@ -250,6 +267,13 @@ class MLP:
 
     def __call__(self, hidden: Tensor) -> Tensor:
         return self._down(self._act(self._gate_up(hidden)))
+
+
+def _projections(spec: AttentionSpec) -> tuple[str, ...]:
+    """The names of what the projection is made of, in this order."""
+    if spec.shares_kv:
+        return ("q_proj",)
+    return ("q_proj", "k_proj") if spec.v_is_k else ("q_proj", "k_proj", "v_proj")
 
 
 def gate_up_names(activation: Activation, gate: str, up: str) -> tuple[str, ...]:

@@ -15,6 +15,7 @@ BUILT_IN = {  # the file of each architecture in `families`
     "Dots1ForCausalLM": "dots1",
     "Gemma2ForCausalLM": "gemma2",
     "Gemma3ForCausalLM": "gemma3",
+    "Gemma4ForCausalLM": "gemma4",
     "Glm4MoeForCausalLM": "glm4_moe",
     "Glm4MoeLiteForCausalLM": "glm4_moe_lite",
     "GptOssForCausalLM": "gpt_oss",
@@ -38,6 +39,7 @@ BUILT_IN = {  # the file of each architecture in `families`
 }
 WRAPPERS = {  # the file of the decoder that each holds
     "Gemma3ForConditionalGeneration": "gemma3",
+    "Gemma4ForConditionalGeneration": "gemma4",
     "Qwen3_5ForConditionalGeneration": "qwen3_5",
     "Qwen3_5MoeForConditionalGeneration": "qwen3_5_moe",
 }

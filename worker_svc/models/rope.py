@@ -84,8 +84,21 @@ class DynamicScaling:
     factor: float
 
 
+@dataclass(frozen=True, slots=True)
+class ProportionalScaling:
+    """Turns a part of a head's pairs, the first ones, by the frequencies of the whole head."""
+
+    part: float  # of the pairs
+
+
 Scaling = (
-    LinearScaling | Llama3Scaling | YarnScaling | FactorScaling | LongRopeScaling | DynamicScaling
+    LinearScaling
+    | Llama3Scaling
+    | YarnScaling
+    | FactorScaling
+    | LongRopeScaling
+    | DynamicScaling
+    | ProportionalScaling
 )
 
 
@@ -152,6 +165,9 @@ def frequencies(config: RotaryConfig, head_dim: int, length: int) -> Tensor:
             return plain / torch.tensor(factors)
         case LongRopeScaling() as scaling:
             return plain / torch.tensor(scaling.factors(length))
+        case ProportionalScaling(part):
+            plain[int(part * head_dim // 2) :] = 0.0
+            return plain
 
 
 def attention_factor(scaling: Scaling | None) -> float:

@@ -11,13 +11,16 @@ from dataclasses import dataclass, field, replace
 from worker_svc.models.spec import (
     AttentionSpec,
     DeltaNetSpec,
+    Feed,
     Mamba2Spec,
+    MlpAndExpertsSpec,
     MlpSpec,
     ModelSpec,
     MoeSpec,
     RecurrentSpec,
     ShortConvSpec,
     UnsupportedModel,
+    experts_of,
 )
 from worker_svc.models.weights import Share
 
@@ -76,8 +79,8 @@ def _sections(whole: ModelSpec) -> Mapping[str, tuple[int, ...]]:
     stacked = whole.names.stacks_outputs
     if stacked is None:
         return of_mixers
-    feeds = (layer.feed for layer in whole.layers)
-    inner = next(feed.intermediate_size for feed in feeds if isinstance(feed, MoeSpec))
+    feeds = (experts_of(layer.feed) for layer in whole.layers)
+    inner = next(feed.intermediate_size for feed in feeds if feed is not None)
     return {**of_mixers, stacked[0]: (inner, inner)}  # gate and up
 
 
@@ -94,7 +97,12 @@ def _part(whole: ModelSpec, size: int) -> ModelSpec:
         replace(layer, mixer=_mixer(layer.mixer, size), feed=_feed(layer.feed, size))
         for layer in whole.layers
     )
-    return replace(whole, layers=layers, vocab_size=_quotient("vocab_size", whole.vocab_size, size))
+    inputs = whole.layer_inputs
+    if inputs is not None:
+        rows = _quotient("vocab_size_per_layer_input", inputs.vocab_size, size)
+        inputs = replace(inputs, vocab_size=rows)
+    vocab_size = _quotient("vocab_size", whole.vocab_size, size)
+    return replace(whole, layers=layers, vocab_size=vocab_size, layer_inputs=inputs)
 
 
 def _mixer(
@@ -136,11 +144,21 @@ def _attention(whole: AttentionSpec, size: int) -> AttentionSpec:
     return replace(whole, num_heads=num_heads, num_kv_heads=num_kv_heads)
 
 
-def _feed(whole: MlpSpec | MoeSpec | None, size: int) -> MlpSpec | MoeSpec | None:
-    if whole is None:
-        return None
-    name = "intermediate_size" if isinstance(whole, MlpSpec) else "intermediate_size of an expert"
-    return replace(whole, intermediate_size=_quotient(name, whole.intermediate_size, size))
+def _feed(whole: Feed | None, size: int) -> Feed | None:
+    match whole:
+        case MlpSpec(inner):
+            return replace(whole, intermediate_size=_quotient("intermediate_size", inner, size))
+        case MoeSpec():
+            return _experts(whole, size)
+        case MlpAndExpertsSpec(MlpSpec(inner) as mlp, experts):
+            mlp = replace(mlp, intermediate_size=_quotient("intermediate_size", inner, size))
+            return MlpAndExpertsSpec(mlp, _experts(experts, size))
+    return None
+
+
+def _experts(whole: MoeSpec, size: int) -> MoeSpec:
+    inner = _quotient("intermediate_size of an expert", whole.intermediate_size, size)
+    return replace(whole, intermediate_size=inner)
 
 
 def _quotient(name: str, value: int, size: int) -> int:

@@ -62,6 +62,11 @@ class AttentionSpec:
     softcap: float | None = None  # of the scores; None: they stay
     has_sinks: bool = False  # each head has a score that takes its share, and has no value
     is_gated: bool = False  # a sigmoid of more outputs of the queries' projection gates its outputs
+    v_norm: bool = False  # of each head's values, without a weight
+    v_is_k: bool = False  # values are the keys before their norm and rotation
+    # The layer has no keys and values: it reads those of the last layer before it that has some, of
+    # the same shape and with the same window.
+    shares_kv: bool = False
 
     # Then there is one KV head, whose keys are latents and rotated keys: `head_dim` is their size.
     latent: LatentSpec | None = None
@@ -260,6 +265,32 @@ class MoeSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class MlpAndExpertsSpec:
+    """An MLP and experts, each with norms of its own; their outputs are added."""
+
+    mlp: MlpSpec
+    experts: MoeSpec  # the router reads the residual, and scales the weights of each expert
+
+
+Feed = MlpSpec | MoeSpec | MlpAndExpertsSpec
+
+
+def experts_of(feed: Feed | None) -> MoeSpec | None:
+    """The experts of a layer that is fed so; None: it has none."""
+    if isinstance(feed, MlpAndExpertsSpec):
+        return feed.experts
+    return feed if isinstance(feed, MoeSpec) else None
+
+
+@dataclass(frozen=True, slots=True)
+class LayerInputsSpec:
+    """A vector for each token and layer, apart from the residual."""
+
+    size: int
+    vocab_size: int  # rows of the table
+
+
+@dataclass(frozen=True, slots=True)
 class LayerSpec:
     """A norm and what mixes tokens, a norm and what feeds each token forward.
 
@@ -267,8 +298,9 @@ class LayerSpec:
     """
 
     mixer: AttentionSpec | RecurrentSpec | None
-    feed: MlpSpec | MoeSpec | None
+    feed: Feed | None
     norms_outputs: bool = False  # True: what each of the two returns is normed before it is added
+    has_factor: bool = False  # after the layer the residual is multiplied by a number
 
     @property
     def attention(self) -> AttentionSpec:
@@ -296,6 +328,7 @@ class LayerSpec:
 # its inputs.
 DIVIDED = {
     "embed_tokens.weight": 0,
+    "embed_tokens_per_layer.weight": 0,
     "lm_head.weight": 0,
     "q_proj.weight": 0,
     "q_proj.bias": 0,
@@ -454,6 +487,7 @@ class ModelSpec:
     residual_scale: float = 1.0  # of what a mixer or a feed returns, before it is added
     logit_divisor: float = 1.0  # of logits
     logit_softcap: float | None = None  # logits become softcap * tanh(logit / softcap)
+    layer_inputs: LayerInputsSpec | None = None
     # A window that the configuration names, and that the family does not apply to its layers: no
     # longer context is served. None: it names none.
     unsure_window: int | None = None
@@ -465,14 +499,19 @@ class ModelSpec:
 
     @property
     def attentions(self) -> tuple[AttentionSpec, ...]:
-        """The attention of each layer that has any; these layers have keys and values."""
+        """The attention of each layer that has any."""
         mixers = (layer.mixer for layer in self.layers)
         return tuple(mixer for mixer in mixers if isinstance(mixer, AttentionSpec))
 
     @property
+    def stored(self) -> tuple[AttentionSpec, ...]:
+        """The attention of each layer that has keys and values of its own."""
+        return tuple(mixer for mixer in self.attentions if not mixer.shares_kv)
+
+    @property
     def kv_width(self) -> int:
         """Numbers of a token's keys and values in all layers."""
-        return sum(attention.kv_shape.width for attention in self.attentions)
+        return sum(attention.kv_shape.width for attention in self.stored)
 
     @property
     def has_states(self) -> bool:
@@ -517,26 +556,20 @@ class ModelSpec:
     @property
     def has_experts(self) -> bool:
         """True if a layer has experts in place of one MLP."""
-        return any(isinstance(layer.feed, MoeSpec) for layer in self.layers)
+        return any(experts_of(layer.feed) is not None for layer in self.layers)
 
     @property
     def has_expert_groups(self) -> bool:
         """True if tokens choose experts from some groups of them."""
-        feeds = (layer.feed for layer in self.layers)
+        feeds = (experts_of(layer.feed) for layer in self.layers)
         return any(
-            isinstance(feed, MoeSpec) and feed.router.kept_groups < feed.router.num_groups
-            for feed in feeds
+            feed is not None and feed.router.kept_groups < feed.router.num_groups for feed in feeds
         )
 
     @property
     def rotates_in_part(self) -> bool:
         """True if layers may rotate the first dimensions of a head alone."""
         return any(rope.part < 1 for rope in self.ropes.values())
-
-    @property
-    def is_uniform(self) -> bool:
-        """True if all layers equal one in shape; then `uniform` is it."""
-        return len({layer.shape for layer in self.layers}) == 1
 
     @property
     def uniform(self) -> LayerSpec:
@@ -556,8 +589,10 @@ class ModelSpec:
     def uniform_feed(self) -> MlpSpec | MoeSpec:
         """The MLP or experts of all layers. Raises UnsupportedModel as `uniform`."""
         feed = self.uniform.feed
-        if feed is None:
-            raise UnsupportedModel(f"layers: those of {self.architecture} have no MLP")
+        if feed is None or isinstance(feed, MlpAndExpertsSpec):
+            raise UnsupportedModel(
+                f"layers: those of {self.architecture} have no MLP, or one and experts"
+            )
         return feed
 
     @property
@@ -594,7 +629,7 @@ class ModelSpec:
 
     def kv_plan(self, block_size: int, max_model_len: int, dtype: torch.dtype) -> KvPlan | None:
         """The KV groups of layers with different windows; None: all layers have one table."""
-        windows = [attention.kind(max_model_len).window for attention in self.attentions]
+        windows = [attention.kind(max_model_len).window for attention in self.stored]
         # No family has both windows and states, so nothing shows that they go together.
         if not any(windows) or self.has_states:
             return None
@@ -603,7 +638,7 @@ class ModelSpec:
                 "a cache in FP8 has one block table: layers with windows keep all tokens"
             )
             return None
-        return plan_of([each.kv_shape for each in self.attentions], windows, block_size, dtype)
+        return plan_of([each.kv_shape for each in self.stored], windows, block_size, dtype)
 
     @property
     def rehearsed_layers(self) -> list[int]:
@@ -613,6 +648,17 @@ class ModelSpec:
     def rehearsed(self) -> "ModelSpec":
         """The model of the layers of a rehearsal alone."""
         return replace(self, layers=tuple(self.layers[index] for index in self.rehearsed_layers))
+
+
+def stored_places(attentions: Sequence[AttentionSpec]) -> tuple[int, ...]:
+    """The index, among those that have some, of the keys and values that each attention reads."""
+    places, last, count = [], {}, 0
+    for mixer in attentions:
+        kind = mixer.window, mixer.kv_shape
+        if not mixer.shares_kv:
+            last[kind], count = count, count + 1
+        places.append(last[kind])
+    return tuple(places)
 
 
 def rehearsed(kinds: Sequence[Hashable]) -> list[int]:

@@ -167,7 +167,8 @@ def _measured_dtype(shape: ModelSpec, group: Group) -> Callable[[], torch.dtype]
 
     So it is for ranks, for experts and for layers that differ.
     """
-    if group.size > 1 or shape.has_experts or not shape.is_uniform:
+    differ = len({layer.shape for layer in shape.layers}) > 1
+    if group.size > 1 or shape.has_experts or differ:
         return None
     return lambda: quickest(WeightShapes.of(shape))
 

@@ -9,7 +9,13 @@ from tests.worker_svc.transformers_models import test_windows
 from tests.worker_svc.transformers_models.test_windows import Windowed
 from worker_svc.models import compiled
 
-PATHS = {"gemma2": "c/", "gemma3": "c/", "mistral": "c/", "gemma3 by torch": "torch"}
+PATHS = {
+    "gemma2": "c/",
+    "gemma3": "c/",
+    "mistral": "c/",
+    "gemma3 by torch": "torch",
+    "gemma4": "torch",
+}
 
 
 @pytest.fixture(scope="module", params=list(PATHS))

@@ -66,7 +66,7 @@ def test_layers_of_several_shapes_are_refused_where_one_is_needed(
 def test_what_needs_heads_of_one_size_is_not_computed_by_kernels_of_one_shape() -> None:
     other = with_second(head_dim=16)
     assert (MODEL.has_one_attention, with_second(window=4).has_one_attention) == (True, True)
-    assert (MODEL.is_uniform, other.has_one_attention, other.is_uniform) == (True, False, False)
+    assert not other.has_one_attention
     several = "attention of several shapes"
     assert [kernel_limits.beyond_c(spec) for spec in (MODEL, other)] == ["", several]
     assert [kernel_limits.beyond_triton(spec, 2) for spec in (MODEL, other)] == ["", several]

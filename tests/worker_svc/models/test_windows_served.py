@@ -10,15 +10,17 @@ from tests.worker_svc.transformers_models.families import write
 from tests.worker_svc.transformers_models.test_served import Family
 
 CONFIG = replace(test_served.CONFIG, model_impl="native")
+NAMES = ("mistral", "gemma2", "gemma3", "gemma3_vl", "gemma4", "gemma4_moe")
 
 
-@pytest.fixture(scope="module", params=["mistral", "gemma2", "gemma3", "gemma3_vl"])
+@pytest.fixture(scope="module", params=NAMES)
 def family(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Family]:
     name = request.param
     folder = write(name, tmp_path_factory.mktemp("windows") / name)
-    with test_served.served(name, folder, CONFIG) as found:
+    num_blocks = test_served.NUM_BLOCKS.get(name, CONFIG.num_kv_blocks)
+    with test_served.served(name, folder, replace(CONFIG, num_kv_blocks=num_blocks)) as found:
         yield found
 
 

@@ -55,6 +55,8 @@ CASES = [
     ("granite", 2, "native"),
     *((name, 2, "native") for name in NATIVE_EXPERTS),
     ("deepseek_v3", 4, "native"),
+    ("gemma4", 4, "native"),
+    ("gemma4_moe", 2, "native"),
     ("minimax_m2", 4, "native"),
 ]
 GREEDY = RowSampling()

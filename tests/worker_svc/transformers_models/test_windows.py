@@ -42,9 +42,11 @@ GROUPS = {
     "gemma3": BOTH,
     "gpt_oss": BOTH,
     "olmo3": BOTH,
+    "gemma4": (KvGroup(4), KvGroup(8, window=WINDOW)),  # one layer each, and heads twice as large
     "mistral": (KvGroup(4, window=WINDOW),),
     "llama4": (KvGroup(4, window=WINDOW),),  # a chunk reaches no farther back than a window
 }
+BY_OURS = ("gemma2", "gemma4")  # in tests of layers of ours alone
 NUM_REQUESTS = 30  # at random
 EDGES = range(WINDOW - 2, WINDOW + 3)
 
@@ -98,7 +100,7 @@ def served(
         yield Windowed(name, folder, worker, model)
 
 
-@pytest.fixture(scope="module", params=[name for name in GROUPS if name != "gemma2"])
+@pytest.fixture(scope="module", params=[name for name in GROUPS if name not in BY_OURS])
 def windowed(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Windowed]:

@@ -65,7 +65,7 @@ def decoder(
         softcap=score_softcap,
     )
     near = replace(whole, rope=NEAR, window=config.window())
-    feed = MlpSpec(config.positive("intermediate_size"), activation=_activation(config))
+    feed = MlpSpec(config.positive("intermediate_size"), activation=activation(config))
     dense.refuse_layer_types(config, (FULL_ATTENTION, SLIDING))
     by_period = [(index + 1) % period != 0 for index in range(num_layers)]
     slides = dense.sliding_layers(config, by_period)
@@ -88,7 +88,8 @@ def decoder(
     )
 
 
-def _activation(config: ConfigJson) -> Activation:
+def activation(config: ConfigJson) -> Activation:
+    """The activation of MLPs. Raises UnsupportedModel for another than is served."""
     served = Activation.GELU_TANH
     for name in ("hidden_activation", "hidden_act"):  # the second is of older files, and not read
         if config.get(name) not in (None, served.value):
