@@ -1,22 +1,10 @@
-"""Compiles the recurrent kernels for sm_90 at sizes of released models; needs no device.
+"""Compiles the recurrent kernels for sm_90 at sizes of released models; needs no device."""
 
-Runs in a process of its own, where Triton compiles. Prints a line of JSON for each kernel: its
-name, the bytes of shared memory of a program, and those that a thread keeps in memory for want of
-registers, as NVIDIA's tool reads them from the binary.
-"""
-
-import json
-import re
-import subprocess
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 
 import torch
-import triton
 from torch import Tensor
 
-from kernels import compile_only
 from kernels.recurrent.convolve import convolve
 from kernels.recurrent.delta_net import update_delta_net
 from kernels.recurrent.delta_rule import DeltaHeads
@@ -24,17 +12,9 @@ from kernels.recurrent.gated_norm import gated_rms_norm
 from kernels.recurrent.mamba2 import update_mamba2
 from kernels.recurrent.segments import Bounds, Segments
 from kernels.recurrent.selective_scan import HeadParameters, ScanHeads
+from tests.kernels.compiling import empty, floats, report
 
-HOPPER = 90
 ROWS, TOKENS, SEQUENCES = 40, 512, 8
-
-
-def empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
-    return torch.empty(shape, dtype=dtype, device="meta")
-
-
-def floats(*shape: int) -> Tensor:
-    return empty(*shape, dtype=torch.float32)
 
 
 def rows(states: Tensor) -> Tensor:
@@ -73,31 +53,10 @@ def waves() -> Iterator[Segments]:
     yield Segments(index, index, segment.is_first, Bounds(number, number, chunks))
 
 
-def stack_bytes(cubin: bytes) -> int | None:
-    """Bytes of a thread's stack, where registers are spilled; None: there is no such tool."""
-    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
-    if not tool.exists():
-        return None
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(cubin)
-        file.flush()
-        command = [str(tool), "--dump-resource-usage", file.name]
-        told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    found = re.search(r"STACK:(\d+)", told)
-    assert found is not None, told
-    return int(found[1])
-
-
-def main() -> None:
-    found: list[compile_only.Specialization] = []
-    compile_only.note_launches(HOPPER, found.append)
+def launch_waves() -> None:
     for wave in waves():
         launch([wave])
-    for each in found:
-        compiled = each.compile()
-        stack = stack_bytes(compiled.asm["cubin"])
-        print(json.dumps([each.name, compiled.metadata.shared, stack]), flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    report(launch_waves)
