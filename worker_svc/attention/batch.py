@@ -46,6 +46,8 @@ class AttentionBatch:
     # [B]: whose states each sequence has, of padding below 0; None: of none.
     slots: Tensor | None = None
     state_cuts: tuple[StateCut, ...] = ()  # in order of sequences and tokens
+    # True: how far the states of its sequences go is known once drafts are verified.
+    has_drafts: bool = False
     # The same for layers of the KV groups after group 0, which have block tables of their own.
     others: "tuple[AttentionBatch, ...]" = ()
 

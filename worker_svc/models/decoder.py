@@ -305,6 +305,11 @@ class Decoder:
         return name if self.fused.one_row is None else f"{name}, cluster for one row"
 
     @property
+    def settles_states(self) -> bool:
+        """True: a step with drafts keeps what its recurrent layers are given."""
+        return True
+
+    @property
     def state_bytes(self) -> int:
         """Bytes of the states of one sequence."""
         return row_bytes(self._state_shapes)

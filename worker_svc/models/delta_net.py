@@ -1,12 +1,13 @@
 """A layer of a gated delta net, which mixes tokens by a recurrent state in place of attention."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from kernels.recurrent import delta_rule
+from kernels.recurrent.segments import Segments
 from worker_svc.models.convolution import Convolution
 from worker_svc.models.interleaved import Interleaved
 from worker_svc.models.layers import Destinations, parts, whole
@@ -124,6 +125,10 @@ class DeltaNet:
         from kernels.recurrent.gated_norm import gated_rms_norm  # noqa: PLC0415
 
         states, heads = step.rows(layer), self._spec.num_value_heads
-        mixed = self._conv.in_place(channels, states[CONV], step.waves)
-        out = update_delta_net(mixed, steps, self._heads, states[RECURRENT], step.waves)
+
+        def update(waves: Sequence[Segments]) -> Tensor:
+            mixed = self._conv.in_place(channels, states[CONV], waves)
+            return update_delta_net(mixed, steps, self._heads, states[RECURRENT], waves)
+
+        out = step.run(update)
         return gated_rms_norm(out.flatten(1), gate, self._norm, heads, self._eps, gate_first=False)

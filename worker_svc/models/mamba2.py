@@ -1,10 +1,13 @@
 """A layer of Mamba-2, which mixes tokens by a recurrent state in place of attention."""
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from kernels.recurrent import selective_scan
+from kernels.recurrent.segments import Segments
 from kernels.recurrent.selective_scan import HeadParameters, ScanHeads
 from worker_svc.models.convolution import Convolution
 from worker_svc.models.layers import Destinations, whole
@@ -102,7 +105,11 @@ class Mamba2:
         from kernels.recurrent.mamba2 import update_mamba2  # noqa: PLC0415
 
         spec, states = self._spec, step.rows(layer)
-        mixed = self._conv.in_place(channels, states[CONV], step.waves)
-        y = update_mamba2(mixed, dt, self._heads, states[RECURRENT], step.waves)
+
+        def update(waves: Sequence[Segments]) -> Tensor:
+            mixed = self._conv.in_place(channels, states[CONV], waves)
+            return update_mamba2(mixed, dt, self._heads, states[RECURRENT], waves)
+
+        y = step.run(update)
         groups, eps = spec.num_groups, spec.norm_eps
         return gated_rms_norm(y, gate, self._norm, groups, eps, gate_first=True)

@@ -1,5 +1,7 @@
 """A gated short convolution, as LFM2's layers have it in place of attention."""
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
@@ -44,8 +46,8 @@ class ShortConv:
         """Hidden states [T, hidden] -> [T, hidden]; updates the states of the step's sequences."""
         inputs = self._in(hidden)
         if isinstance(step, InPlaceStep):
-            states = step.rows(layer)[CONV]
-            return self._out(self._conv.in_place(inputs, states, step.waves, gated=True))
+            update = partial(self._conv.in_place, inputs, step.rows(layer)[CONV], gated=True)
+            return self._out(step.run(update))
         return self._out(step.run(layer, self._update, (inputs,)))
 
     def _update(self, inputs: tuple[Tensor, ...], states: States) -> tuple[Tensor, States]:

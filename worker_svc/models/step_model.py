@@ -50,6 +50,9 @@ class StatesBySlot(Protocol):
     def save(self, snapshots: Mapping[int, int]) -> None:
         """Copies the states of these slots, as the step has written them, into snapshots."""
 
+    def settle(self, num_refused: IntColumn) -> None:
+        """Takes the states of a step with drafts back over those refused [B], by sequence."""
+
     def commit(self, slots: IntColumn) -> None:
         """The step worked, and wrote the states of these slots."""
 
@@ -72,6 +75,10 @@ class StepModel(Protocol):
     @property
     def stack(self) -> LayerStack | None:
         """The layers that graphs record; None: a step is computed to its end when launched."""
+
+    @property
+    def settles_states(self) -> bool:
+        """True if states can go back over drafts that are refused."""
 
     @property
     def states(self) -> StatesBySlot | None:

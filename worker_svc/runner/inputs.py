@@ -59,6 +59,7 @@ def build(state: BatchState, rows: Rows, saves: DueSaves = NONE_DUE) -> ModelInp
             max_context_len=max_context_len,
             slots=row_slots,
             state_cuts=cuts,
+            has_drafts=rows.drafts is not None,
         )
         for part, block_index, in_block in zip(parts, lookups[::2], lookups[1::2], strict=True)
     ]

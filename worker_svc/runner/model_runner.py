@@ -120,8 +120,8 @@ class ModelRunner(ABC):
 
     @property
     def verifies_drafts(self) -> bool:
-        """True if it verifies drafts; a state could not go back to the last token accepted."""
-        return self._model.states is None
+        """True if it verifies drafts: states, if there are any, go back over refused ones."""
+        return self._model.states is None or self._model.settles_states
 
     @property
     def makes_drafts(self) -> bool:
@@ -220,6 +220,8 @@ class ModelRunner(ABC):
         if self.draft_model is not None:
             self.draft_model.read(rows.drafts)
         kept = drawn.select(rows.drafts.verify(rows.samples, drawn.tokens))
+        if (states := self._model.states) is not None:
+            states.settle(rows.drafts.num_refused)
         # A row without a token ends, but whatever its place holds may still be read as one.
         self.state.write_known(rows, np.maximum(kept.tokens, 0), rows.num_sampled)
         if self.draft_model is not None:

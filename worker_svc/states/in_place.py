@@ -3,7 +3,7 @@
 Nothing here waits for the device, so that graphs can record a step whose sequences have one token.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -13,16 +13,26 @@ from torch import Tensor
 from kernels.recurrent.segments import Bounds, Segments
 from worker_svc.attention.batch import AttentionBatch, StateCut
 from worker_svc.device.transfer import upload
+from worker_svc.protocol.step import IntColumn
 from worker_svc.states.slots import SlotStates
+
+# Reads and writes states as the segments of each wave say -> outputs [T, ...].
+InPlaceUpdate = Callable[[Sequence[Segments]], Tensor]
 
 
 class InPlaceStep:
-    """The states of a step's sequences. Call `finish` when all layers have written theirs."""
+    """The states of a step's sequences. Call `finish` when all layers have written theirs.
+
+    With drafts the new states count once these are verified: see `StateStep`.
+    """
 
     def __init__(self, states: SlotStates, batch: AttentionBatch, positions: Tensor) -> None:
         """`positions` [T]: a sequence begins at 0, where all states are zeros."""
         self._states = states
         self._slots = batch.slots  # None: a rehearsal, which writes rows of padding
+        self._batch = batch
+        self._num_tokens = len(positions)
+        self._updates: list[InPlaceUpdate] | None = [] if batch.has_drafts else None
         # All sequences, each up to its first cut; then those that were cut, up to the next one.
         self.waves: Sequence[Segments]
         if batch.is_decode:
@@ -34,10 +44,36 @@ class InPlaceStep:
         """The memory [R, ...] of each state of a layer, by its kind: all slots and snapshots."""
         return self._states.rows_of(layer)
 
+    def run(self, update: InPlaceUpdate) -> Tensor:
+        """The outputs [T, ...] of a layer's update of its states."""
+        if self._updates is not None:
+            self._updates.append(update)
+        return update(self.waves)
+
     def finish(self) -> None:
-        """Makes what was written count."""
-        if self._slots is not None:
+        """Makes what was written count, or has that wait for `SlotStates.settle`."""
+        if self._updates is not None:
+            self._states.settle_by(self._settle)
+        elif self._slots is not None:
             self._states.turn(self._slots)
+
+    def _settle(self, num_refused: IntColumn) -> None:
+        """Updates sequences without their refused drafts, and makes what was written count."""
+        assert self._updates is not None and self._slots is not None
+        refusing = np.flatnonzero(num_refused)
+        if len(refusing):
+            which, refused = upload(self._slots.device, refusing, num_refused[refusing])
+            starts, slots = self._batch.cu_seqlens_q, self._slots[which]
+            begin, end = starts[which], starts[which + 1] - refused
+            again = Segments(
+                self._states.rows_before(slots),
+                self._states.rows_after(slots),
+                torch.zeros_like(which, dtype=torch.bool),  # what decodes has a past
+                Bounds.of(begin.int(), end.int(), self._num_tokens),
+            )
+            for update in self._updates:
+                update((again,))
+        self._states.turn(self._slots)
 
     def _segments(self, is_first: Tensor) -> Segments:
         """A token of each sequence."""

@@ -4,7 +4,7 @@ A step reads the rows of its sequences and writes new ones to another place: a f
 the states as they were.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import prod
 
@@ -74,6 +74,8 @@ class SlotStates:
             begin += _aligned(shape.num_bytes)
         self._place = torch.zeros(self._num_rows, dtype=torch.int64, device=device)
         self._place_once_worked = np.zeros(self._num_rows, dtype=np.int64)
+        # Of a step with drafts, until these are verified: see `settle`.
+        self._unsettled: Callable[[IntColumn], None] | None = None
         # The row that a slot reads in place of its own; 0, which is none's to share: its own.
         self._instead = torch.zeros(self._num_rows, dtype=torch.int64, device=device)
 
@@ -142,6 +144,16 @@ class SlotStates:
         slots, rows = self._of(snapshots)
         self._words.index_copy_(0, rows, self._words.index_select(0, self._at(slots)))
 
+    def settle_by(self, settle: Callable[[IntColumn], None]) -> None:
+        """Has `settle` called once the step's drafts are verified, with the refused ones [B]."""
+        self._unsettled = settle
+
+    def settle(self, num_refused: IntColumn) -> None:
+        """See `StatesBySlot`."""
+        settle, self._unsettled = self._unsettled, None
+        assert settle is not None, "the step had no drafts"
+        settle(num_refused)
+
     def commit(self, slots: IntColumn) -> None:
         """The step worked, and wrote the states of these slots."""
         self._place_once_worked[slots] ^= 1
@@ -150,6 +162,7 @@ class SlotStates:
         """The step failed: the states are as before it."""
         self._place.copy_(torch.from_numpy(self._place_once_worked))
         self._instead.zero_()
+        self._unsettled = None
 
     def _of(self, snapshots: Mapping[int, int]) -> tuple[Tensor, Tensor]:
         """The slots and the rows of their snapshots, on the device."""

@@ -3,10 +3,12 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from worker_svc.attention.batch import AttentionBatch
+from worker_svc.protocol.step import IntColumn
 from worker_svc.states.slots import SlotStates
 from worker_svc.states.spans import StateSpan, spans
 
@@ -35,12 +37,20 @@ class _Part:
 
 
 class StateStep:
-    """The states of a step's sequences. Call `finish` when all layers have written theirs."""
+    """The states of a step's sequences. Call `finish` when all layers have written theirs.
+
+    With drafts the new states count once these are verified: a sequence with refused ones is
+    updated once more, from its states before the step and over the tokens that are left.
+    """
 
     def __init__(self, states: SlotStates, batch: AttentionBatch, positions: Tensor) -> None:
         """`positions` [T]: a sequence begins at 0, where all states are zeros."""
         self._states = states
         self._slots = batch.slots  # None: a rehearsal, which writes nothing
+        # What layers were given, in a step with drafts.
+        self._given: list[tuple[int, Update, tuple[Tensor, ...]]] | None = None
+        if batch.has_drafts:
+            self._given, self._firsts = [], batch.cu_seqlens_q.tolist()
         self._parts: list[_Part] = []
         goes_on = False
         for span in spans(batch):
@@ -72,6 +82,8 @@ class StateStep:
     def run(self, layer: int, update: Update, inputs: tuple[Tensor, ...]) -> Tensor:
         """Calls `update` with inputs [T, ...] of a layer, part by part -> outputs [T, ...]."""
         keys = self._states.of_layer(layer)
+        if self._given is not None:
+            self._given.append((layer, update, tuple(each.clone() for each in inputs)))
         out: Tensor | None = None
         after: States = {}
         for part in self._parts:
@@ -95,6 +107,25 @@ class StateStep:
         return out
 
     def finish(self) -> None:
-        """Makes what was written count."""
-        if self._slots is not None:
+        """Makes what was written count, or has that wait for `SlotStates.settle`."""
+        if self._given is not None:
+            self._states.settle_by(self._settle)
+        elif self._slots is not None:
             self._states.turn(self._slots)
+
+    def _settle(self, num_refused: IntColumn) -> None:
+        """Updates sequences without their refused drafts, and makes what was written count."""
+        assert self._given is not None and self._slots is not None
+        for sequence in np.flatnonzero(num_refused).tolist():
+            begin, end = self._firsts[sequence : sequence + 2]
+            tokens = slice(begin, end - int(num_refused[sequence]))
+            slot = self._slots[sequence : sequence + 1]
+            before, after = self._states.rows_before(slot), self._states.rows_after(slot)
+            has_past = torch.zeros_like(slot, dtype=torch.bool)  # as all have that decode
+            for layer, update, inputs in self._given:
+                keys = self._states.of_layer(layer)
+                states = {n: self._states.get(key, before, has_past) for n, key in keys.items()}
+                _, found = update(tuple(each[None, tokens] for each in inputs), states)
+                for name, key in keys.items():
+                    self._states.put(key, after, found[name])
+        self._states.turn(self._slots)

@@ -253,6 +253,11 @@ class TransformersModel:
         """Bytes of the states of one sequence."""
         return row_bytes(self.state_shapes)
 
+    @property
+    def settles_states(self) -> bool:
+        """False: a class computes states and all else in one pass."""
+        return False
+
     def make_states(self, max_num_seqs: int, num_snapshots: int) -> None:
         """Allocates the states of all slots, and snapshots of them."""
         if self.has_states:

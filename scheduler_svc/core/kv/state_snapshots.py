@@ -121,6 +121,14 @@ class StateSnapshots:
                 self._set_due(slot, position)
         return saves
 
+    def room_for_drafts(self, slot: int, num_sure: int) -> int:
+        """How many tokens a row may compute unsurely after the first `num_sure`.
+
+        None of them is the last before a snapshot: one of a draft that is refused would be wrong.
+        """
+        due = int(self._due[slot])
+        return due - num_sure - 1 if due > num_sure else due + self.interval - num_sure - 1
+
     def planned(self) -> None:
         """Lets go of what the planned step reads: a later step's snapshots are made after it."""
         if self._read:

@@ -154,6 +154,8 @@ class TokenUpdates:
             num_drafted = len(plan.drafts[slot])
             ranges += self._take_range(update, slot, num_drafted, first, found, appended_late)
         update.add(ranges)
+        if self._state.snapshots is not None:
+            self._state.snapshots.seal(self._state.table)
         return update
 
     def _take_range(

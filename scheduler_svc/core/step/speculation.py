@@ -40,7 +40,10 @@ class Speculation:
             if table.is_prefilling[slot]:
                 continue
             # One more token is sampled than there are drafts.
-            room = int(table.max_len[slot] - table.num_tokens[slot]) - 1
+            num_tokens = int(table.num_tokens[slot])
+            room = int(table.max_len[slot]) - num_tokens - 1
+            if (snapshots := self._state.snapshots) is not None:
+                room = min(room, snapshots.room_for_drafts(slot, num_tokens))
             token_ids = drafts[slot][: min(room, left)]
             if len(token_ids):
                 fitting[row] = token_ids

@@ -119,6 +119,9 @@ class FakeWorker:
             if self.has_states:
                 self._follow_state(row, count)
             found = self._advance(row, count, len(plan.drafts.get(row, ())))
+            if self.has_states and row in plan.drafts:
+                slot = self.slots[row]
+                slot.state = slot.content(slot.num_computed - 1)
             if found:
                 sampled.append(row)
                 token_ids += found

@@ -18,8 +18,6 @@ def draw_drafts(world: World, draw: Draw) -> Drafts:
     At times the worker makes them itself.
     """
     drafts: dict[int, TokenIds | WorkerDraft] = {}
-    if world.config.has_states:
-        return drafts  # a state that has followed a wrong draft cannot go back
     by_worker = not draw.integer(0, 3)
     for sequence in world.scheduler.internal_state.running.sequences:
         if draw.integer(0, 2):

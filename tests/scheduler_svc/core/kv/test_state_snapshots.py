@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scheduler_svc.core import KvGroup, Scheduler
+from scheduler_svc.core import KvGroup, Scheduler, StepResult
 from scheduler_svc.core.invariants import check_invariants
 from scheduler_svc.core.kv.block_pool import BlockPool
 from scheduler_svc.core.kv.state_snapshots import StateSnapshots
@@ -129,6 +129,31 @@ def test_chunks_and_grants_make_the_same_snapshots() -> None:
             check_invariants(granted)
     assert saved == [20, 24, 32, 40]
     assert run(granted, "b", [*range(1, 22), *[500] * 20, 3]) == (40, [])
+
+
+@pytest.mark.parametrize("num_accepted", range(6))
+def test_no_draft_is_the_last_token_before_a_snapshot(num_accepted: int) -> None:
+    """A worker makes snapshots in passing, and states after a draft that is refused are wrong."""
+    scheduler, prompt = scheduler_of(), list(range(1, 22))
+    scheduler.add(make_request("a", prompt, max_tokens=30))
+    saved, longest = [], 0
+    while scheduler.num_running or scheduler.num_waiting:
+        (sequence,) = [*scheduler.internal_state.running.sequences] or [None]
+        drafts = {} if sequence is None else {sequence.slot: np.full(5, 500, dtype=np.int32)}
+        plan = scheduler.schedule(drafts=drafts)
+        assert plan is not None
+        num_drafted = sum(map(len, plan.drafts.values()))
+        longest = max(longest, num_drafted)
+        known = int(plan.num_computed[0]) + (21 if plan.new_sequences else 1)
+        saved += [save.position for save in plan.state_saves]
+        assert all(save.position <= known for save in plan.state_saves)
+        count = 1 + min(num_accepted, num_drafted)
+        ranges = np.array([count], dtype=np.int32) if plan.drafts else None
+        tokens = np.full(count, 500, dtype=np.int32)
+        scheduler.update(StepResult(plan.step_id, tokens, num_sampled=ranges))
+        check_invariants(scheduler)
+    assert saved == [20, 24, 32, 40, 48] and longest > 2
+    assert run(scheduler, "b", [*prompt, *[500] * 30, 9]) == (48, [])
 
 
 def test_who_opts_out_leaves_none_and_finds_none() -> None:
