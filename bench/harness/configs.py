@@ -66,6 +66,18 @@ _QWEN_3_5: dict[str, Any] = {
     },
     "tie_word_embeddings": False,
 }
+_GEMMA_4 = {
+    "architectures": ["Gemma4ForCausalLM"],
+    "model_type": "gemma4_text",
+    "vocab_size": 262_144,
+    "vocab_size_per_layer_input": 262_144,
+    "head_dim": 256,
+    "global_head_dim": 512,
+    "final_logit_softcapping": 30.0,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": True,
+}
 CONFIGS: dict[str, dict[str, Any]] = {
     "gpt-oss-20b": _GPT_OSS_20B,
     "gpt-oss-20b-mxfp4": _GPT_OSS_20B | {"quantization_config": _MXFP4},
@@ -92,6 +104,35 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "query_pre_attn_scalar": 256,
         "max_position_embeddings": 131_072,
         "tie_word_embeddings": True,
+    },
+    "gemma-4-26b-a4b": _GEMMA_4
+    | {
+        "hidden_size": 2816,
+        "hidden_size_per_layer_input": 0,
+        "intermediate_size": 2112,
+        "num_hidden_layers": 30,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "num_global_key_value_heads": 2,
+        "attention_k_eq_v": True,
+        "sliding_window": 1024,
+        "enable_moe_block": True,
+        "num_experts": 128,
+        "top_k_experts": 8,
+        "moe_intermediate_size": 704,
+        "max_position_embeddings": 262_144,
+    },
+    "gemma-4-e4b": _GEMMA_4
+    | {
+        "hidden_size": 2560,
+        "hidden_size_per_layer_input": 256,
+        "intermediate_size": 10_240,
+        "num_hidden_layers": 42,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+        "num_kv_shared_layers": 18,
+        "sliding_window": 512,
+        "max_position_embeddings": 131_072,
     },
     "qwen3.5-9b": _QWEN_3_5
     | {

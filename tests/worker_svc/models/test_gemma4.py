@@ -118,6 +118,8 @@ CHECKPOINTS: dict[str, tuple[Family, dict[str, Any]]] = {
     ),
     # One size of heads: nothing but its parts says that kernels do not compute it.
     "one-shape": (GEMMA4, {"global_head_dim": 16}),
+    # And nothing but the window says which keys and values are those of a layer's type.
+    "one-shape-shared": (GEMMA4, SMALL | {"global_head_dim": 16}),
 }
 
 
