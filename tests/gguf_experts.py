@@ -9,6 +9,8 @@ from torch import Tensor
 from transformers import (
     GptOssConfig,
     GptOssForCausalLM,
+    Lfm2Config,
+    Lfm2ForCausalLM,
     MixtralConfig,
     MixtralForCausalLM,
     PreTrainedModel,
@@ -107,13 +109,24 @@ FAMILIES: dict[str, tuple[type[Any], type[PreTrainedModel], dict[str, Any]]] = {
     "qwen2moe": (Qwen2MoeConfig, Qwen2MoeForCausalLM, QWEN2),
     "qwen35moe": (Qwen3_5MoeTextConfig, Qwen3_5MoeForCausalLM, HYBRID_MOE),
 }
+LFM2: dict[str, Any] = {
+    "num_hidden_layers": 4,
+    "intermediate_size": 512,
+    "layer_types": ["conv", "full_attention", "conv", "full_attention"],
+    "block_auto_adjust_ff_dim": False,
+    "conv_L_cache": 3,
+    "norm_eps": 1e-5,
+    "rope_parameters": PLAIN,
+}
 HYBRIDS: dict[str, tuple[type[Any], type[PreTrainedModel], dict[str, Any]]] = {
     "qwen35": (Qwen3_5TextConfig, Qwen3_5ForCausalLM, HYBRID),
     "qwen35moe": FAMILIES["qwen35moe"],
 }
+LFM2S = {"lfm2": (Lfm2Config, Lfm2ForCausalLM, LFM2)}
 OUTER = {
     "model.embed_tokens.weight": "token_embd.weight",
     "model.norm.weight": "output_norm.weight",
+    "model.embedding_norm.weight": "token_embd_norm.weight",
     "lm_head.weight": "output.weight",
 }
 LAYER = {
@@ -134,6 +147,18 @@ LAYER = {
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
+    # Of LFM2:
+    "operator_norm": "attn_norm",
+    "self_attn.out_proj": "attn_output",
+    "self_attn.q_layernorm": "attn_q_norm",
+    "self_attn.k_layernorm": "attn_k_norm",
+    "ffn_norm": "ffn_norm",
+    "feed_forward.w1": "ffn_gate",
+    "feed_forward.w3": "ffn_up",
+    "feed_forward.w2": "ffn_down",
+    "conv.in_proj": "shortconv.in_proj",
+    "conv.conv": "shortconv.conv",
+    "conv.out_proj": "shortconv.out_proj",
 }
 DELTA_NET = {
     "in_proj_qkv.weight": "attn_qkv.weight",
@@ -152,7 +177,7 @@ TypeOf = Callable[[str], str]
 def random_model(name: str, **changes: Any) -> PreTrainedModel:
     """A seeded model; norms, biases and sinks are random, too."""
     torch.manual_seed(0)
-    of_config, of_model, more = (FAMILIES | HYBRIDS)[name]
+    of_config, of_model, more = (FAMILIES | HYBRIDS | LFM2S)[name]
     model: PreTrainedModel = of_model(of_config(**(SIZES | more | changes))).eval()
     with torch.no_grad():
         for path, parameter in model.named_parameters():
@@ -169,7 +194,8 @@ def file_of(model: PreTrainedModel, name: str, type_of: TypeOf = lambda stored: 
     file = GgufFile(name, metadata(name, config) | vocabulary())
     for path, parameter in model.state_dict().items():
         for stored, values in as_stored(name, path, parameter, config).items():
-            is_matrix = stored.endswith(".weight") and values.ndim > 1 and "conv" not in stored
+            is_matrix = stored.endswith(".weight") and values.ndim > 1
+            is_matrix &= not stored.endswith(("ssm_conv1d.weight", "shortconv.conv.weight"))
             values = meant(name, stored, values)
             file.tensors[stored] = packed(values, type_of(stored) if is_matrix else "F32")
     return file
@@ -178,15 +204,21 @@ def file_of(model: PreTrainedModel, name: str, type_of: TypeOf = lambda stored: 
 def metadata(name: str, config: Mapping[str, Any]) -> dict[str, Any]:
     """The keys of the architecture."""
     rotation = config["rope_parameters"]
-    told = sizes(name, {"intermediate_size": 512, **config, "rope_theta": rotation["rope_theta"]})
+    norm = {"rms_norm_eps": config.get("norm_eps"), "intermediate_size": 512}
+    told = sizes(name, {**norm, "head_dim": 64, **config, "rope_theta": rotation["rope_theta"]})
     more: dict[str, Any] = {}
     if name in HYBRIDS:
         more |= hybrid_metadata(config)
-    if name != "qwen35":
+    if name == "lfm2":
+        heads = config["num_key_value_heads"]
+        kinds = config["layer_types"]
+        more["attention.head_count_kv"] = [heads * (kind != "conv") for kind in kinds]
+        more["shortconv.l_cache"] = config["conv_L_cache"]
+    if name not in ("qwen35", "lfm2"):
         more |= {"expert_count": NUM_EXPERTS, "expert_used_count": PER_TOKEN}
     if name in ("qwen2moe", "qwen35moe"):
         more["expert_shared_feed_forward_length"] = config["shared_expert_intermediate_size"]
-    if name not in ("llama", "qwen35"):
+    if name not in ("llama", "qwen35", "lfm2"):
         more["expert_feed_forward_length"] = EXPERT_SIZE
     if name == "gpt-oss":
         more |= {
@@ -256,6 +288,8 @@ def as_stored(
         kind = kind.removeprefix("linear_attn.")
         values = delta_net(kind, values, config)
         return {f"blk.{layer}.{DELTA_NET[kind]}": values.contiguous().numpy()}
+    if kind == "conv.conv.weight":
+        values = values.squeeze(1)
     if kind == "mlp.shared_expert_gate.weight":
         values = values[0]
     kind, _, end = kind.rpartition(".")

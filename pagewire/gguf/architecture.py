@@ -44,7 +44,21 @@ DELTA_NET = {
     "ssm_a": "linear_attn.A_log",
     "ssm_dt": "linear_attn.dt_bias",
 }
-CONV, NORM_WITHOUT_OFFSET = "ssm_conv1d", "ssm_norm"
+# Of LFM2, whose layers have a short convolution or attention: see `short_convs`.
+LFM2 = {
+    "attn_norm": "operator_norm",
+    "attn_output": "self_attn.out_proj",
+    "attn_q_norm": "self_attn.q_layernorm",
+    "attn_k_norm": "self_attn.k_layernorm",
+    "shortconv.in_proj": "conv.in_proj",
+    "shortconv.conv": "conv.conv",
+    "shortconv.out_proj": "conv.out_proj",
+    "ffn_norm": "ffn_norm",
+    "ffn_gate": "feed_forward.w1",
+    "ffn_up": "feed_forward.w3",
+    "ffn_down": "feed_forward.w2",
+}
+CONVS, NORM_WITHOUT_OFFSET = ("ssm_conv1d", "shortconv.conv"), "ssm_norm"
 DRAFTING = "nextn_predict_layers"  # layers after the last one, which are not read
 QUERIES, KEYS = "attn_q", "attn_k"
 QUERY_BIAS = "blk.0.attn_q.bias"
@@ -104,6 +118,10 @@ class GgufArchitecture:
     has_biases: bool = False  # of all matrices of a layer; others may have some
     has_delta_nets: bool = False  # in some layers, in place of attention
     gates_attention: bool = False  # queries are twice as many rows
+    has_short_convs: bool = False  # in some layers, in place of attention
+    own_names: Mapping[str, str] = field(default_factory=dict)  # of a layer's tensors
+    # The tensors of no layer, here and in a Hugging Face folder.
+    outer_names: Mapping[str, str] = field(default_factory=lambda: OUTER)
     experts: GgufExperts | None = None  # of all layers; None: each has an MLP
     ends: tuple[str, ...] = ()  # tokens that end an output besides those that a file names
     # Members of config.json that no file says, since all models of the architecture have them.
@@ -124,6 +142,7 @@ class GgufArchitecture:
         names |= NORMS_ON_BOTH_SIDES if self.norms_both_sides else {}
         names |= {SINKS: "self_attn.sinks"} if self.has_sinks else {}
         names |= DELTA_NET if self.has_delta_nets else {}
+        names |= self.own_names
         if self.experts is None:
             return names
         of_others = {kind: name for kind, name in names.items() if kind not in MLP}
@@ -205,6 +224,21 @@ ARCHITECTURES = {
             experts=GgufExperts(has_shared=True),
             fixed=RENORMALIZED,
         ),
+        GgufArchitecture(
+            "lfm2",
+            "Lfm2ForCausalLM",
+            "lfm2",
+            has_qk_norms=True,
+            has_short_convs=True,
+            own_names=LFM2,
+            outer_names={
+                EMBEDDING: "model.embed_tokens.weight",
+                "token_embd_norm.weight": "model.embedding_norm.weight",
+                HEAD: "lm_head.weight",
+            },
+            # The size of an MLP is the one that it has.
+            constants={"block_auto_adjust_ff_dim": False, "conv_bias": False},
+        ),
         # Every fourth layer does not rotate.
         GgufArchitecture(
             "smollm3",
@@ -275,10 +309,11 @@ def weights(header: GgufHeader) -> dict[str, GgufTensor]:
     """The file's tensors by their names in a Hugging Face folder. Raises BadGguf."""
     architecture = architecture_of(header)
     names, experts = architecture.layer_names, architecture.experts
+    outer = architecture.outer_names
     found: dict[str, GgufTensor] = {}
     for name, tensor in header.tensors.items():
-        if name in OUTER:
-            found[OUTER[name]] = tensor
+        if name in outer:
+            found[outer[name]] = tensor
         elif name != ROPE_FACTORS and not is_draft(header, name):
             layer, kind, end = _split(header, name)
             if kind in names and kind in WHOLE_NAMES:
@@ -301,9 +336,11 @@ def added(header: GgufHeader, tensor: GgufTensor) -> float:
 
 
 def kind_of(name: str) -> str:
-    """The kind of a layer's tensor: attn_q; empty: it is of no layer."""
+    """The kind of a layer's tensor: attn_q, shortconv.conv; empty: it is of no layer."""
     parts = name.split(".")
-    return parts[2] if parts[0] == "blk" and len(parts) > 2 else ""
+    if parts[0] != "blk" or len(parts) < 3:
+        return ""
+    return parts[2] if len(parts) == 3 else ".".join(parts[2:-1])
 
 
 def is_draft(header: GgufHeader, name: str) -> bool:
@@ -333,13 +370,13 @@ def num_swapped_heads(header: GgufHeader, tensor: GgufTensor) -> int | None:
 def _split(header: GgufHeader, name: str) -> tuple[int, str, str]:
     """Layer, kind and end of a tensor's name: 3, attn_q, weight; the end may be empty."""
     parts = name.split(".")
-    if len(parts) not in (3, 4) or parts[0] != "blk" or not parts[1].isdecimal():
+    if len(parts) < 3 or parts[0] != "blk" or not parts[1].isdecimal():
         header.refuse(f"tensor {name} is not supported")
-    return int(parts[1]), parts[2], "".join(parts[3:])
+    return int(parts[1]), kind_of(name), "".join(parts[3:][-1:])
 
 
 def _shaped(kind: str, tensor: GgufTensor) -> GgufTensor:
     """The tensor with the shape of a Hugging Face folder, which may have a dimension of 1 more."""
-    if kind == CONV:
+    if kind in CONVS:
         return replace(tensor, shape=(tensor.shape[0], 1, tensor.shape[1]))
     return replace(tensor, shape=(1, *tensor.shape)) if kind == SHARED_GATE else tensor

@@ -68,6 +68,9 @@ PRE_TOKENIZERS = {
     "llama-bpe": PreTokenizer(
         (_split(WORDS.format(digits="{1,3}")), BYTES), ignores_merges=True, adds_bos=True
     ),
+    "lfm2": PreTokenizer(
+        (_split(WORDS.format(digits="{1,3}")), BYTES), ignores_merges=True, adds_bos=True
+    ),
     # Llama 3's, of models whose texts begin with no token: SmolLM3.
     "smaug-bpe": PreTokenizer((_split(WORDS.format(digits="{1,3}")), BYTES), ignores_merges=True),
     # Of gpt-oss; its tokens come from ranks, in which a piece that is a token is not merged.

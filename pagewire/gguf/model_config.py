@@ -8,7 +8,7 @@ import logging
 import struct
 from typing import Any
 
-from pagewire.gguf import delta_nets, gemma, gpt_oss, sizes
+from pagewire.gguf import delta_nets, gemma, gpt_oss, short_convs, sizes
 from pagewire.gguf.architecture import HEAD, ROPE_FACTORS, GgufArchitecture, architecture_of
 from pagewire.gguf.header import GgufHeader, shortest
 from pagewire.gguf.types import BF16, F16, F32
@@ -27,7 +27,10 @@ READ = frozenset(
 log = logging.getLogger(__name__)
 
 SPLIT_COUNT, KIND = "split.count", "general.type"
-DELTA_NET_QUERIES = "blk.0.attn_qkv.weight"  # of a first layer that does not attend
+# Of attention, of a delta net and of a short convolution.
+FIRST_MATRICES = tuple(
+    f"blk.0.{kind}.weight" for kind in ("attn_q", "attn_qkv", "shortconv.in_proj")
+)
 DTYPES = {F32: "float32", F16: "float16", BF16: "bfloat16"}
 
 BEGINS = "bos_token_id"
@@ -78,6 +81,8 @@ def config(header: GgufHeader) -> dict[str, Any]:
         content = gpt_oss.config(header, content)
     elif architecture.has_delta_nets:
         content = delta_nets.config(header, content, rotated / head_dim)
+    elif architecture.has_short_convs:
+        content = short_convs.config(content)
     unread = {
         key: value if isinstance(value, str | int | float) else type(value).__name__
         for key, value in header.metadata.items()
@@ -147,8 +152,8 @@ def _refuse_other_files(header: GgufHeader) -> None:
 
 
 def _dtype(header: GgufHeader) -> str:
-    """The type of float numbers in which the first layer's queries are stored."""
-    first = header.tensors.get("blk.0.attn_q.weight") or header.tensors[DELTA_NET_QUERIES]
+    """The type of float numbers in which the first layer's queries, or the like, are stored."""
+    first = next(header.tensors[name] for name in FIRST_MATRICES if name in header.tensors)
     return DTYPES.get(first.type_name, "float32")
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from pagewire.gguf import delta_nets
+from pagewire.gguf import delta_nets, short_convs
 from pagewire.gguf.architecture import (
     EMBEDDING,
     HEAD,
@@ -34,14 +34,15 @@ def check_tensors(header: GgufHeader, config: Mapping[str, Any]) -> None:
     num_layers = config["num_hidden_layers"]
     if num_layers > len(header.tensors):
         header.refuse(f"{num_layers} layers, and {len(header.tensors)} tensors in all")
-    shapes = {name: shape for name, shape in _outer_shapes(config).items() if name != HEAD}
+    outer = _outer_shapes(architecture, config)
+    shapes = {name: shape for name, shape in outer.items() if name != HEAD}
     for layer in range(num_layers):
         for name, shape in _layer_shapes(architecture, config, layer).items():
             shapes[f"blk.{layer}.{name}"] = shape
     missing = shapes.keys() - header.tensors.keys()
     if missing:
         header.refuse(f"{len(missing)} tensors are missing, {min(missing)} first")
-    shapes |= _outer_shapes(config)
+    shapes |= outer
     for name, tensor in header.tensors.items():
         if name == ROPE_FACTORS or is_draft(header, name):
             continue
@@ -65,9 +66,10 @@ def _is_bias(header: GgufHeader, tensor: GgufTensor, shapes: Mapping[str, Shape]
     return True
 
 
-def _outer_shapes(config: Mapping[str, Any]) -> dict[str, Shape]:
+def _outer_shapes(architecture: GgufArchitecture, config: Mapping[str, Any]) -> dict[str, Shape]:
     table = config["vocab_size"], config["hidden_size"]
-    return {EMBEDDING: table, "output_norm.weight": table[1:], HEAD: table}
+    tables = (EMBEDDING, HEAD)
+    return {name: table if name in tables else table[1:] for name in architecture.outer_names}
 
 
 def _layer_shapes(
@@ -85,7 +87,11 @@ def _layer_shapes(
     if architecture.has_biases:
         matrices = {kind: shape for kind, shape in weights.items() if len(shape) > 1}
         found |= {f"{kind}.bias": shape[:-1] for kind, shape in matrices.items()}
-    return found if has_attention else found | delta_nets.shapes(config)
+    if has_attention:
+        return found
+    if architecture.has_delta_nets:
+        return found | delta_nets.shapes(config)
+    return found | short_convs.shapes(config)
 
 
 def _attention_shapes(

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from pagewire.gguf import delta_nets
+from pagewire.gguf import delta_nets, short_convs
 from pagewire.gguf.architecture import (
     DRAFTING,
     EMBEDDING,
@@ -38,7 +38,8 @@ MAX_CONTEXT = 1 << 24  # tokens; a table of positions is computed for all of the
 def keys(architecture: GgufArchitecture) -> frozenset[str]:
     """The keys of an architecture that `sizes` reads, without its name."""
     found = KEYS if architecture.experts is None else KEYS | EXPERT_KEYS
-    return found | delta_nets.KEYS | {DRAFTING} if architecture.has_delta_nets else found
+    found |= delta_nets.KEYS | {DRAFTING} if architecture.has_delta_nets else set()
+    return found | short_convs.KEYS if architecture.has_short_convs else found
 
 
 def sizes(header: GgufHeader, architecture: GgufArchitecture) -> dict[str, Any]:
@@ -47,8 +48,10 @@ def sizes(header: GgufHeader, architecture: GgufArchitecture) -> dict[str, Any]:
     found: dict[str, Any] = {
         name: _size(header, f"{prefix}.{key}") for key, name in NUMBERS.items()
     }
+    if architecture.has_short_convs:
+        found |= short_convs.sizes(header, prefix, found["num_hidden_layers"])
     for key, name in OPTIONAL.items():
-        if f"{prefix}.{key}" in header.metadata:
+        if name not in found and f"{prefix}.{key}" in header.metadata:
             found[name] = _size(header, f"{prefix}.{key}")
     if found["max_position_embeddings"] > MAX_CONTEXT:
         length = found["max_position_embeddings"]

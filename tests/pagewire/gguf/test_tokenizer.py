@@ -84,7 +84,7 @@ def test_llama_bpe_splits_text_by_transformers_pattern() -> None:
     assert in_bytes["use_regex"] is False
 
 
-@pytest.mark.parametrize("pre", ["qwen2", "qwen35", "llama-bpe", "smaug-bpe", "gpt-4o"])
+@pytest.mark.parametrize("pre", ["qwen2", "qwen35", "lfm2", "llama-bpe", "smaug-bpe", "gpt-4o"])
 def test_patterns_are_those_that_transformers_splits_by(pre: str) -> None:
     split, in_bytes = PRE_TOKENIZERS[pre].steps
     assert split["pattern"]["Regex"] == GGUF_PRE_TOKENIZER_SPLITS[pre]

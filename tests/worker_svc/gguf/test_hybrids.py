@@ -10,7 +10,7 @@ import torch
 
 from pagewire.gguf.header import BadGguf, read_header
 from pagewire.gguf.stored import stored_weights
-from tests.gguf_experts import HYBRIDS, dequantized, file_of, random_model
+from tests.gguf_experts import HYBRIDS, LFM2S, dequantized, file_of, random_model
 from tests.gguf_files import GgufFile, Packed
 from tests.worker_svc.gguf.test_models import check, load
 from worker_svc.models import config as model_config
@@ -26,8 +26,8 @@ Edit = Callable[[GgufFile], None]
 
 
 @pytest.mark.parametrize("kind", ["F32", "Q8_0", "Q6_K"])
-@pytest.mark.parametrize("name", HYBRIDS)
-def test_value_heads_lie_with_their_key_heads(
+@pytest.mark.parametrize("name", HYBRIDS | LFM2S)
+def test_logits_are_those_of_transformers(
     name: str, kind: str, prompt: list[int], tmp_path: Path
 ) -> None:
     oracle = random_model(name)
@@ -35,9 +35,10 @@ def test_value_heads_lie_with_their_key_heads(
     check(file.write(tmp_path / "model.gguf"), dequantized(oracle, name, file), prompt)
 
 
-def test_transformers_is_given_the_same_numbers(tmp_path: Path) -> None:
-    oracle = random_model("qwen35")
-    path = file_of(oracle, "qwen35").write(tmp_path / "model.gguf")
+@pytest.mark.parametrize("name", ["qwen35", "lfm2"])
+def test_transformers_is_given_the_same_numbers(name: str, tmp_path: Path) -> None:
+    oracle = random_model(name)
+    path = file_of(oracle, name).write(tmp_path / "model.gguf")
     place = loading.LoadTarget(library.load(path), torch.float32, CPU)
     model, _ = loading.load(path, place)
     expected = dict(oracle.named_parameters())
@@ -57,7 +58,7 @@ def test_layers_that_draft_are_not_read(prompt: list[int], tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("size", [2, 4])
-@pytest.mark.parametrize("name", HYBRIDS)
+@pytest.mark.parametrize("name", HYBRIDS | LFM2S)
 def test_each_rank_reads_its_share(name: str, size: int, tmp_path: Path) -> None:
     model = random_model(name, num_key_value_heads=4)
     path = file_of(model, name, lambda stored: "Q6_K").write(tmp_path / "model.gguf")
@@ -115,6 +116,27 @@ def test_what_is_hostile_or_not_computed_is_refused_by_name(
 ) -> None:
     file = file_of(random_model("qwen35"), "qwen35")
     edit(file)
+    with pytest.raises(UnsupportedModel, match=said):
+        model_config.load(file.write(tmp_path / "model.gguf"))
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("attention.head_count_kv", 2, "head_count_kv: 2 is not of type memoryview"),
+        ("attention.head_count_kv", [0, 2], r"head_count_kv: \[0, 2\]... are no heads of 4 layers"),
+        ("attention.head_count_kv", [0, 2, 0, 4], "are no heads of 4 layers"),
+        ("attention.head_count_kv", [0, 2, 2, 2], r"blk\.2\..* first"),
+        ("attention.head_count_kv", [0.0, 2.0, 0.0, 2.0], "are no heads of 4 layers"),
+        ("shortconv.l_cache", 4, r"shortconv\.conv\.weight has shape \(256, 3\), expected .*4\)"),
+        ("shortconv.l_cache", 0, r"shortconv\.l_cache: 0 is outside"),
+    ],
+)
+def test_what_would_change_convolutions_is_refused(
+    key: str, value: Any, said: str, tmp_path: Path
+) -> None:
+    file = file_of(random_model("lfm2"), "lfm2")
+    file.metadata[f"lfm2.{key}"] = value
     with pytest.raises(UnsupportedModel, match=said):
         model_config.load(file.write(tmp_path / "model.gguf"))
 
