@@ -113,8 +113,12 @@ class BlockPool:
 
     def discard(self, block_id: int) -> None:
         """Forgets a free block's content, and hands this block out first."""
-        assert not self._ref_count[block_id], f"block {block_id} is held"
         self._evict(block_id)
+        self.demote(block_id)
+
+    def demote(self, block_id: int) -> None:
+        """Hands out this free block first, which keeps its content until then."""
+        assert not self._ref_count[block_id], f"block {block_id} is held"
         before, after = self._prev[block_id], self._next[block_id]
         self._next[before], self._prev[after] = after, before
         first = self._next[NULL_BLOCK]

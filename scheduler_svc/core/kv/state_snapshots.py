@@ -6,6 +6,9 @@ found in the cache end, and from time to time while a sequence decodes. It is fo
 that block, and what it is checked by is what blocks are checked by. This module knows numbers of
 snapshots only: the worker holds the states.
 
+Under pressure those give way first that a later one of the same sequence has made needless, unless
+other sequences have begun after them; then those that were used longest ago.
+
 A snapshot can be found once its tokens are known and surely computed. Until then its sequence
 holds it; afterwards it waits, as a free block does, to be found or to be overwritten.
 """
@@ -56,6 +59,11 @@ class StateSnapshots:
         self._first_due: dict[int, list[int]] = {}
         self._planned: dict[int, list[StateSave]] = {}  # by slot: cannot be found yet
         self._last: dict[int, _Found] = {}  # by slot: the last one made while it decodes
+        # By slot: those that give way first once its next one can be found.
+        self._passing: dict[int, list[_Found]] = {}
+        self._parting: dict[int, int] = {}  # by slot: where its prompt parts from an earlier one
+        # Sequences that have begun after each snapshot since it was made; one more where two part.
+        self._num_begun: NDArray[np.int32] = np.zeros(num_snapshots + 1, dtype=np.int32)
         self._read: list[int] = []  # by sequences that enter in the step under construction
 
     def __len__(self) -> int:
@@ -79,10 +87,14 @@ class StateSnapshots:
         last = int(here[-1])
         return (last + 1) * size, found[last]
 
-    def hold(self, snapshot: int) -> None:
+    def begin_after(self, snapshot: int, slot: int) -> None:
         """Keeps a snapshot that a sequence begins after, until its step is planned."""
         self.pool.share([snapshot])
         self._read.append(snapshot)
+        self._num_begun[snapshot] += 1
+        content = self.pool.cache.hash_of(snapshot)
+        assert content is not None, "what is found has content"
+        self._passing.setdefault(slot, []).append(_Found(snapshot, content))
 
     def enter(self, sequence: Sequence, slot: int, num_computed: int, num_matched: int) -> None:
         """Notes when a sequence's snapshots are due, by its tokens computed and those cached."""
@@ -97,6 +109,8 @@ class StateSnapshots:
             if position >= after + self.interval:
                 due.append(position)
                 after = position
+        if num_matched in due:
+            self._parting[slot] = num_matched
         due.append((num_tokens // self.interval + 1) * self.interval)
         self._due[slot], *self._first_due[slot] = due
 
@@ -116,6 +130,7 @@ class StateSnapshots:
             while (position := int(self._due[slot])) <= end:
                 if self.pool.num_free:
                     save = StateSave(slot, position, self.pool.take(1)[0])
+                    self._num_begun[save.snapshot] = position == self._parting.get(slot)
                     self._planned.setdefault(slot, []).append(save)
                     saves.append(save)
                 self._set_due(slot, position)
@@ -163,10 +178,15 @@ class StateSnapshots:
             None if origins is None else origins.of_blocks(num_blocks - 1, num_blocks, size),
         )
         self.pool.release([save.snapshot])
+        made = _Found(save.snapshot, hashes[-1])
+        for passed in self._passing.pop(slot, ()):
+            self._let_pass(passed, made)
         if save.position % self.interval == 0:
             # A sequence goes on from its last one: the one before would keep another's away.
             self._discard(self._last.pop(slot, None))
-            self._last[slot] = _Found(save.snapshot, hashes[-1])
+            self._last[slot] = made
+        else:
+            self._passing[slot] = [made]
 
     def _discard(self, found: _Found | None) -> None:
         if found is None or self.pool.cache.hash_of(found.snapshot) != found.content:
@@ -174,11 +194,22 @@ class StateSnapshots:
         if not self.pool.ref_count(found.snapshot):
             self.pool.discard(found.snapshot)
 
+    def _let_pass(self, passed: _Found, made: _Found) -> None:
+        """Has a snapshot give way first that one sequence, which has a later one, began after."""
+        if self.pool.num_free > self.pool.num_cached:  # some are unused
+            return
+        is_kept = self.pool.cache.hash_of(passed.snapshot) != passed.content or passed == made
+        if is_kept or self._num_begun[passed.snapshot] > 1 or self.pool.ref_count(passed.snapshot):
+            return
+        self.pool.demote(passed.snapshot)
+
     def leave(self, slot: int) -> None:
         """Lets go of the snapshots of a sequence that cannot be found yet."""
         self._due[slot] = MAX_INT32
         self._first_due.pop(slot, None)
         self._last.pop(slot, None)
+        self._passing.pop(slot, None)
+        self._parting.pop(slot, None)
         self.pool.release([save.snapshot for save in self._planned.pop(slot, ())])
 
     def forget(self, sequence: Sequence) -> None:
@@ -193,6 +224,8 @@ class StateSnapshots:
         self._due[:] = MAX_INT32
         self._first_due.clear()
         self._last.clear()
+        self._passing.clear()
+        self._parting.clear()
         for saves in self._planned.values():
             self.pool.release([save.snapshot for save in saves])
         self._planned.clear()

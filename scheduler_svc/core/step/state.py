@@ -171,7 +171,7 @@ class SchedulerState:
         if self.snapshots is not None:
             self.snapshots.enter(sequence, slot, start.num_computed, start.num_matched)
             if start.snapshot is not None:
-                self.snapshots.hold(start.snapshot)
+                self.snapshots.begin_after(start.snapshot, slot)
         sequence.timeline.enter(Phase.PREFILL, self.now_s)
         return [row.block_ids for row in rows]
 

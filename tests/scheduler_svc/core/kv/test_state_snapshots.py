@@ -201,19 +201,44 @@ def test_equal_hashes_of_other_tokens_are_no_hit(
         assert skipped == 0
 
 
-def test_turns_of_many_sessions_hit_four_fifths_of_their_prompts() -> None:
-    """Eight sessions of six turns with one system prompt, taking turns."""
-    scheduler = scheduler_of(blocks=4000, max_model_len=4000, num_state_snapshots=32)
+def hits_of_sessions(num_turns: int, **limits: Any) -> float:
+    """The part of all prompts that eight sessions with one system prompt find cached."""
+    scheduler = make_scheduler(
+        blocks=9000, max_model_len=9000, block_size=16, max_num_batched_tokens=9000, **limits
+    )
     random = np.random.default_rng(5)
-    system = random.integers(1, 400, size=90).tolist()
+    system = random.integers(1, 400, size=290).tolist()
     sessions = [list(system) for _ in range(8)]
-    for turn in range(6):
+    for turn in range(num_turns):
         for number, prompt in enumerate(sessions):
-            prompt += random.integers(1, 400, size=24).tolist()
-            run(scheduler, f"{number}-{turn}", prompt, max_tokens=40)
-            prompt += [500] * 40
+            prompt += random.integers(1, 400, size=int(random.integers(40, 250))).tolist()
+            num_answered = int(random.integers(20, 90))
+            scheduler.add(make_request(f"{number}-{turn}", prompt, max_tokens=num_answered))
+            while scheduler.num_running or scheduler.num_waiting:
+                plan = plan_step(scheduler)
+                answer(scheduler, *[500] * len(plan.sampled_slots))
+            prompt += [500] * num_answered
     counters = scheduler.counters
-    assert counters.prefix_hit_tokens > 0.8 * counters.prefix_query_tokens
+    return counters.prefix_hit_tokens / counters.prefix_query_tokens
+
+
+@pytest.mark.parametrize("num_snapshots", [11, 16, 64])
+def test_turns_hit_nearly_as_much_as_those_of_a_model_without_states(num_snapshots: int) -> None:
+    """Each turn makes two snapshots, of which the first is needless once there is the second."""
+    dense = hits_of_sessions(8)
+    hybrid = hits_of_sessions(8, has_states=True, num_state_snapshots=num_snapshots)
+    assert 0.8 < dense < 0.95
+    assert hybrid > 0.95 * dense
+
+
+def test_a_prompt_that_others_begin_after_does_not_give_way_to_their_answers() -> None:
+    scheduler, prompt = scheduler_of(num_state_snapshots=5), list(range(1, 22))
+    for number, answered in enumerate((1, 1, *[12] * 9)):
+        skipped, _ = run(scheduler, f"{number}", prompt, max_tokens=answered)
+        assert skipped == (20 if number else 0)
+    assert run(scheduler, "b", range(100, 121), max_tokens=12) == (0, [20, 24, 32])
+    assert run(scheduler, "c", range(100, 121), max_tokens=1)[0] == 0, "its answer's is kept"
+    assert run(scheduler, "d", prompt, max_tokens=1)[0] == 20
 
 
 # --- planted bugs --------------------------------------------------------------------------------
