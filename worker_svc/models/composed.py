@@ -106,7 +106,6 @@ class ComposedStack:
         self._loop = loop.of([_by_kernels(layer) for layer in loop.layers], _norm(loop.final_norm))
         self._parts = attention
         self._states = states
-        self._has_states = any(layer.keeps_states for layer in loop.layers)
         (self._heads,) = set(attention.heads)
         self.triton: TritonAttention | TritonLatents
         if over_latents:
@@ -120,8 +119,8 @@ class ComposedStack:
 
     @property
     def splits(self) -> bool:
-        """False where states are: graphs do not know where a snapshot cuts a prompt."""
-        return not self._has_states
+        """True: nothing waits."""
+        return True
 
     @property
     def carried_widths(self) -> tuple[int, int]:

@@ -45,11 +45,6 @@ class LoopLayer:
     output_norms: tuple[Norm | None, Norm | None]  # after the mixer, and after `feed`
     end: LayerEnd | None = None  # of a layer with `feed`
 
-    @property
-    def keeps_states(self) -> bool:
-        """True if its mixer has states of sequences in place of keys and values."""
-        return self.mixer is not None and not isinstance(self.mixer, Attention | LatentAttention)
-
 
 class LayerLoop:
     """All layers and the final norm."""

@@ -200,6 +200,10 @@ class CudaRunner(ModelRunner):
         is_plain = self._is_plain(staged)
         if parts or (rows.is_decode and is_plain) or self._step_graphs is None:
             return ComputePlan(is_plain)
+        # Graphs know neither where a snapshot cuts a prompt nor how states go back over drafts.
+        has_states = self._model.states is not None
+        if has_states and (staged.state_saves.within or rows.drafts is not None):
+            return ComputePlan(is_plain)
         step_map = self._step_graphs.map(rows)
         # Appended blocks are written ahead of the graph, so their sequence must be there by then.
         new = {sequence.slot for sequence in step.new_sequences}

@@ -20,6 +20,7 @@ from worker_svc.runner.model_runner import ModelRunner
 
 CPU = torch.device("cpu")
 BLOCK_SIZE, BLOCKS_PER_SEQ = 8, 10
+NUM_SNAPSHOTS = 2  # of states
 MOST_SPLITS = 4  # of a row's context
 LIMITS = Limits(
     num_blocks=1 + 6 * BLOCKS_PER_SEQ,
@@ -35,7 +36,7 @@ needs_interpreter = [
         reason="Triton does not interpret here",
     ),
     # Rows of padding hold what memory held before.
-    pytest.mark.filterwarnings("ignore:.* encountered in:RuntimeWarning"),
+    pytest.mark.filterwarnings("ignore:.* encountered:RuntimeWarning"),
 ]
 
 
@@ -46,7 +47,7 @@ def cache(model: Decoder) -> KVCache:
 def eager_runner(llama_folder: Path) -> ModelRunner:
     """The runner of the CPU, with the same limits."""
     model = load_model(llama_folder, torch.float32, CPU, LIMITS.max_model_len)
-    model.make_states(LIMITS.max_num_seqs, 0)
+    model.make_states(LIMITS.max_num_seqs, NUM_SNAPSHOTS)
     return EagerRunner(model, cache(model), LIMITS, CPU)
 
 
@@ -62,7 +63,7 @@ def composed_runner(folder: Path, monkeypatch: pytest.MonkeyPatch) -> ModelRunne
     use_few_splits(monkeypatch)
     model = to_have_kernels(folder, monkeypatch)
     model.composed = model._compose()
-    model.make_states(LIMITS.max_num_seqs, 0)
+    model.make_states(LIMITS.max_num_seqs, NUM_SNAPSHOTS)
     return launching(CudaRunner(model, cache(model), LIMITS, CPU), monkeypatch)
 
 

@@ -24,7 +24,7 @@ from tests.worker_svc.runner.interpreted import (
 )
 from tests.worker_svc.spelling import DIGITS, EOS, make_tokenizer
 from wire.grammar import read_vocabulary
-from worker_svc.protocol.step import NewSequence, RowSampling, StepInput
+from worker_svc.protocol.step import NewSequence, RowSampling, SaveRequest, StepInput
 from worker_svc.runner.model_runner import ModelRunner
 from worker_svc.sampling.grammars import Grammars
 from worker_svc.sampling.mask_filling import MaskFiller
@@ -55,6 +55,7 @@ def step_of(
     rows: dict[int, int],
     new: tuple[NewSequence, ...],
     freed: tuple[int, ...] = (),
+    saves: tuple[SaveRequest, ...] = (),
 ) -> StepInput:
     """A step of these numbers of tokens by slot; the first one resets the worker."""
     return StepInput(
@@ -64,6 +65,7 @@ def step_of(
         new_sequences=new,
         slots=np.array(list(rows)),
         num_scheduled=np.array(list(rows.values())),
+        state_saves=saves,
     )
 
 

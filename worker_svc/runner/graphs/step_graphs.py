@@ -31,6 +31,7 @@ from worker_svc.runner.device_sampling import PlacedLogits
 from worker_svc.runner.device_slots import SlotsOnDevice
 from worker_svc.runner.graphs.decode_graphs import size_for
 from worker_svc.runner.graphs.group_batches import sequences_of, with_groups
+from worker_svc.runner.graphs.state_batches import with_states
 from worker_svc.runner.graphs.step_map import (
     ENTERING_WORDS,
     MAX_ENTERING,
@@ -181,6 +182,8 @@ class StepGraphs:
             given, held.token_rows, held.block_tables, self._limits.block_size, inputs
         )
         batch = self._decode_batch(size) if is_decode else self._batch(size, inputs)
+        if self._model.states is not None:
+            batch = with_states(batch, columns, min(size, self._layout.max_sequences))
         carried = layers.begin(inputs.token_ids, inputs.positions, self._kv_cache, batch)
         gather_last(*carried, inputs.last_rows, *self._carried)
 
