@@ -89,6 +89,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if config.getoption("--fast"):
         items[:] = [item for item in items if "slow" not in item.keywords]
     items.sort(key=order.rank)
+    _skip_without_cuda([item for item in items if item.get_closest_marker("gpu")])
+
+
+def _skip_without_cuda(items: list[pytest.Item]) -> None:
+    if not items:
+        return
+    import torch  # noqa: PLC0415 - those who need it have imported it
+
+    if not torch.cuda.is_available():
+        for item in items:
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
 
 
 def pytest_collection_finish() -> None:

@@ -16,13 +16,6 @@ quicken()
 mend_products()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    if not torch.cuda.is_available():
-        for item in items:
-            if item.get_closest_marker("gpu"):
-                item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
-
-
 @pytest.fixture
 def device() -> torch.device:
     """The GPU if there is one; otherwise the CPU, with Triton's interpreter."""
