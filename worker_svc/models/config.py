@@ -86,10 +86,10 @@ def _check_mxfp4(spec: ModelSpec) -> None:
 
 
 def _expert_schemes(spec: ModelSpec, quantization: Quantization) -> Iterator[Scheme]:
-    """The schemes in which each layer's first expert is stored.
+    """The schemes in which each layer's first expert is stored, and that of every token.
 
-    Raises UnsupportedModel for experts of every token, and for those that one tensor holds: their
-    tensors are read as plain numbers.
+    Raises UnsupportedModel for an expert of every token that is several others, and for those that
+    one tensor holds: their tensors are read as plain numbers.
     """
     names = spec.names
     for index, layer in enumerate(spec.layers):
@@ -100,14 +100,17 @@ def _expert_schemes(spec: ModelSpec, quantization: Quantization) -> Iterator[Sch
                     f"quantization: {quantization.label} is not supported for the experts of "
                     f"{spec.architecture}"
                 )
-            if experts.shared is not None:
+            if experts.shared is not None and experts.shared.count > 1:
                 raise UnsupportedModel(
                     f"quantization: {quantization.label} is not supported for the shared experts "
-                    f"of {spec.architecture}"
+                    f"of {spec.architecture}, which are {experts.shared.count} times as wide as "
+                    "the others"
                 )
-            expert = f"{names.layers}.{index}.{names.mlp}.{names.experts}.0"
-            for part in (names.expert_gate, names.expert_up, names.expert_down):
-                yield quantization.scheme(f"{expert}.{part}")
+            mlp = f"{names.layers}.{index}.{names.mlp}"
+            shared = () if experts.shared is None else (names.shared_expert,)
+            for expert in (f"{names.experts}.0", *shared):
+                for part in (names.expert_gate, names.expert_up, names.expert_down):
+                    yield quantization.scheme(f"{mlp}.{expert}.{part}")
 
 
 def _nested(raw: Mapping[str, Any]) -> dict[str, Any]:

@@ -148,12 +148,13 @@ class Experts:
             for place in range(2 if self.spec.activation.has_gate else 1)
         ]
         if names.mlp_gate_up is not None:
-            yield f"{expert}.{names.mlp_gate_up}.weight", Joined([*chain(*by_part)], 0)
+            is_one = len(gate_ups) == 1  # whose gate and up lie one after the other, too
+            rows = [gate_ups[0].whole] if is_one else [*chain(*by_part)]
+            yield f"{expert}.{names.mlp_gate_up}.weight", _joined(rows, 0)
         else:
             for name, rows in zip(self._gate_up_names(names), by_part, strict=True):
-                yield f"{expert}.{name}.weight", Joined(rows, 0)
-        whole_downs = [linear.rows(0, linear.shape[0]) for linear in downs]
-        yield f"{expert}.{down_name}.weight", Joined(whole_downs, 1)
+                yield f"{expert}.{name}.weight", _joined(rows, 0)
+        yield f"{expert}.{down_name}.weight", _joined([linear.whole for linear in downs], 1)
 
     def _gate_up_names(self, names: TensorNames) -> tuple[str, ...]:
         return gate_up_names(self.spec.activation, names.expert_gate, names.expert_up)
@@ -246,6 +247,11 @@ class Joined:
     def is_wide(self) -> bool:
         """True if integers would become float numbers."""
         return any(part.linear.is_wide for part in self.parts)
+
+
+def _joined(parts: Sequence[WeightRows], dim: int) -> WeightRows | Joined:
+    """The destination of a tensor of these parts."""
+    return parts[0] if len(parts) == 1 else Joined(parts, dim)
 
 
 @dataclass(frozen=True, slots=True)

@@ -283,7 +283,7 @@ def gate_up_names(activation: Activation, gate: str, up: str) -> tuple[str, ...]
 
 def whole(prefix: str, linear: Linear) -> Destinations:
     """The checkpoint's names of a linear layer."""
-    yield f"{prefix}.weight", linear.rows(0, linear.shape[0])
+    yield f"{prefix}.weight", linear.whole
     if linear.bias is not None:
         yield f"{prefix}.bias", linear.bias
 

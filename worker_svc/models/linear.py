@@ -94,6 +94,11 @@ class Linear:
         """True if the weight is float numbers, which integers that fill a part of it become."""
         return self._weight is not None
 
+    @property
+    def whole(self) -> "WeightRows":
+        """All outputs of the weight, to be filled."""
+        return self.rows(0, self.shape[0])
+
     def rows(self, begin: int, end: int) -> "WeightRows":
         """Outputs [begin, end) of the weight, to be filled."""
         return WeightRows(self, begin, end)

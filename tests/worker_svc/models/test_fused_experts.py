@@ -79,6 +79,19 @@ def test_experts_of_every_token_are_those_of_the_torch_layer(count: int, is_gate
     torch.testing.assert_close(fused(Hidden(x), EPS, x), expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("kind", ["channel", "block"])
+@pytest.mark.parametrize("count", [2, 20])
+def test_an_expert_of_every_token_has_8_bits_as_the_others(count: int, kind: str) -> None:
+    from worker_svc.models.fused_experts import FusedExperts  # noqa: PLC0415 - Triton
+
+    spec = MoeSpec(RouterSpec(5, 2, renormalizes=True), 96, SharedSpec(1, is_gated=True))
+    x, before = rows(count), norm()
+    expected = x + filled(kind, spec)(before(x))
+    fused = FusedExperts.of(before, filled(kind, spec))
+    assert fused.down.is_fp8 and fused.down.shape == (6, HIDDEN, 96)
+    torch.testing.assert_close(fused(Hidden(x), EPS, x), expected, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("activation", [Activation.RELU2, Activation.GELU_TANH])
 @pytest.mark.parametrize("count", [1, 20])
 def test_experts_with_other_activations_are_those_of_the_torch_layer(
