@@ -58,6 +58,12 @@ class ScaledWeight:
         """Outputs [begin, end) as views."""
         return replace(self, values=self.values[begin:end], scales=self.scales[begin:end])
 
+    def select(self, outputs: Tensor) -> "ScaledWeight":
+        """The outputs of these indices, in their order."""
+        # Not every operation knows the type, so its bytes are indexed.
+        values = self.values.view(torch.uint8)[outputs].view(FLOAT8)
+        return replace(self, values=values, scales=self.scales[outputs])
+
     def regrouped(self, group: int) -> "ScaledWeight":
         """The same values in smaller groups. Raises ValueError for others."""
         if group == self.group:

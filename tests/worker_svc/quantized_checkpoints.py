@@ -19,7 +19,8 @@ from torch import Tensor
 Written = tuple[dict[str, Tensor], Tensor]  # tensors by suffix, and the numbers they stand for
 
 LINEAR = re.compile(
-    r"model\.layers\.\d+\.(self_attn|mlp|mlp\.experts\.\d+|mlp\.shared_experts?)\.\w+_proj\.weight"
+    r"model\.layers\.\d+\.((self_attn|mlp|mlp\.experts\.\d+|mlp\.shared_experts?)\.\w+_proj"
+    r"|linear_attn\.(in_proj_qkvz?|in_proj_z|out_proj))\.weight"
 )
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # the output in each nibble of a word, lowest first
 GROUP = 16

@@ -16,10 +16,11 @@ from pagewire.gguf.header import BadGguf
 from worker_svc.models import config_keys, registry
 from worker_svc.models.config_file import ConfigJson
 from worker_svc.models.families.family import Family
-from worker_svc.models.spec import ModelSpec, UnsupportedModel, experts_of
+from worker_svc.models.spec import MlpAndExpertsSpec, ModelSpec, UnsupportedModel, experts_of
 from worker_svc.quantization import registry as quantizations
 from worker_svc.quantization.gguf import GgufTypes
 from worker_svc.quantization.mxfp4 import Mxfp4
+from worker_svc.quantization.online import Online
 from worker_svc.quantization.registry import serves_experts
 from worker_svc.quantization.scheme import Quantization, Scheme, UnsupportedQuantization
 
@@ -47,10 +48,10 @@ def load(folder: Path, ignored_keys: Collection[str] = (), quantization: str = "
     values = raw if architecture == family.architecture else _nested(raw)
     spec = _decoder(ConfigJson(architecture, values, ignored_keys), family)
     found = _quantization(folder, values, quantization, ignored_keys)
-    if found is not None and spec.has_states and not isinstance(found, GgufTypes):
+    if found is not None and spec.has_states and not _serves_hybrids(found):
         raise UnsupportedModel(
-            f"quantization: {found.label} is not supported for {architecture}, whose tensors are "
-            "parted as they are read"
+            f"quantization: {found.label} is not supported for {architecture}, which has "
+            "recurrent states; only 8-bit floats are"
         )
     if found is not None and spec.layer_inputs is not None:
         raise UnsupportedModel(
@@ -85,17 +86,25 @@ def _check_mxfp4(spec: ModelSpec) -> None:
         raise UnsupportedModel(f"quantization: mxfp4 is not supported for {spec.architecture}")
 
 
+def _serves_hybrids(quantization: Quantization) -> bool:
+    """True if layers with states are read in this format."""
+    return isinstance(quantization, GgufTypes) or quantizations.is_float8(quantization)
+
+
 def _expert_schemes(spec: ModelSpec, quantization: Quantization) -> Iterator[Scheme]:
     """The schemes in which each layer's first expert is stored, and that of every token.
 
     Raises UnsupportedModel for an expert of every token that is several others, and for those that
-    one tensor holds: their tensors are read as plain numbers.
+    one tensor holds, unless it is of plain numbers that are rounded as they are read.
     """
-    names = spec.names
+    names, is_rounded = spec.names, isinstance(quantization, Online)
+    may_be_apart = is_rounded or any(not each.stacks_outputs for each in spec.other_names)
     for index, layer in enumerate(spec.layers):
         experts = experts_of(layer.feed)
         if experts is not None:
-            if names.stacks_experts or names.stacks_outputs:
+            are_together = names.stacks_outputs is not None and not may_be_apart
+            is_half = isinstance(layer.feed, MlpAndExpertsSpec)
+            if names.stacks_experts or are_together or is_half:
                 raise UnsupportedModel(
                     f"quantization: {quantization.label} is not supported for the experts of "
                     f"{spec.architecture}"

@@ -255,6 +255,23 @@ def _joined(parts: Sequence[WeightRows], dim: int) -> WeightRows | Joined:
 
 
 @dataclass(frozen=True, slots=True)
+class Listed:
+    """A destination: all experts' weights in one tensor, of linear layers of their own."""
+
+    parts: Sequence[WeightRows]
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(E, N, K)."""
+        return len(self.parts), *self.parts[0].shape
+
+    def copy_(self, values: Tensor) -> None:
+        """Fills them with float numbers of any type and device."""
+        for part, given in zip(self.parts, values, strict=True):
+            part.copy_(given)
+
+
+@dataclass(frozen=True, slots=True)
 class Stacked:
     """A destination: all experts' weights or biases in one tensor, outputs in the last dimension.
 
@@ -348,9 +365,10 @@ class _Stack:
             if self._bias is not None:
                 yield f"{prefix}.{name}.bias", self._bias[index, rows]
 
-    def first(self, count: int) -> Tensor:
-        """The float weights of so many layers, [count, N, K]."""
-        assert self._values is not None  # quantized ones are refused: see `models.config`
+    def first(self, count: int) -> Tensor | Listed:
+        """What the weights [count, N, K] of so many layers fill."""
+        if self._values is None:
+            return Listed([linear.whole for linear in self.linears[:count]])
         return self._values[:count]
 
     def drop_bias(self) -> None:

@@ -170,6 +170,15 @@ class WeightRows:
         return self.end - self.begin, self.linear.shape[1]
 
     @property
+    def dtype(self) -> torch.dtype:
+        """The type of float numbers."""
+        return self.linear.dtype
+
+    def within(self, begin: int, end: int) -> "WeightRows":
+        """Outputs [begin, end) of these."""
+        return WeightRows(self.linear, self.begin + begin, self.begin + end)
+
+    @property
     def values(self) -> Tensor:
         """A view of the float numbers."""
         return self.linear.weight[self.begin : self.end]

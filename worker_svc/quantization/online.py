@@ -19,6 +19,9 @@ from worker_svc.quantization.scheme import (
     TensorSpec,
 )
 
+# Two numbers a head, by which a delta net's states decay and are written: few bytes, and an error
+# in them stays in the state.
+STEPS = ("in_proj_a", "in_proj_b", "in_proj_ba")
 GROUP = 32  # columns that share a scale and a zero point
 
 
@@ -66,14 +69,15 @@ class Rounding:
 
 @dataclass(frozen=True, slots=True)
 class Online:
-    """The same scheme for all layers but the head, which is loaded as it is."""
+    """The same scheme for all layers but the head and `STEPS`, which are loaded as they are."""
 
     label: str
     layer: Scheme
     head: Rounding | None = None  # where the C kernels multiply it
 
     def scheme(self, name: str) -> Scheme:
-        return PLAIN if is_head(name) else self.layer
+        is_kept = is_head(name) or name.rpartition(".")[2] in STEPS
+        return PLAIN if is_kept else self.layer
 
 
 HEAD = Rounding(8, GROUP)

@@ -10,7 +10,7 @@ from worker_svc.quantization.float8 import Float8, Float8Scheme
 from worker_svc.quantization.gptq import Gptq
 from worker_svc.quantization.keys import WHERE, UnknownSetting, without
 from worker_svc.quantization.mxfp4 import Mxfp4
-from worker_svc.quantization.online import ONLINE, RoundedFloat8
+from worker_svc.quantization.online import ONLINE, Online, RoundedFloat8
 from worker_svc.quantization.scheme import (
     PLAIN,
     Quantization,
@@ -79,6 +79,16 @@ def _method(given: Mapping[str, Any], methods: Collection[str]) -> str:
 def serves_experts(scheme: Scheme) -> bool:
     """True if experts that are stored so are served: as plain numbers, or in 8-bit floats."""
     return scheme is PLAIN or isinstance(scheme, Float8Scheme | RoundedFloat8)
+
+
+def is_float8(quantization: Quantization) -> bool:
+    """True if all layers have 8-bit floats or plain numbers."""
+    match quantization:
+        case Online(layer=scheme):
+            return serves_experts(scheme)
+        case Compressed(groups=groups):
+            return all(serves_experts(scheme) for _, scheme in groups)
+    return isinstance(quantization, Float8)
 
 
 def stored_kv_cache_dtype(checkpoint: Quantization | None) -> str | None:

@@ -1,7 +1,7 @@
 """The interface of a quantization: its tensors, how a rank cuts them, and the weight they hold."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -51,6 +51,10 @@ class TensorSpec:
     outputs: Axis | None = None  # None: every rank reads all of them
     inputs: Axis | None = None
     is_scale: bool = False  # all values must be finite and above zero
+
+    def of_matrices(self, count: int) -> "TensorSpec":
+        """That of one tensor [count, N, K] of so many weights [N, K]."""
+        return replace(self, shape=(count, *self.shape), outputs=Axis(1), inputs=Axis(2))
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from worker_svc.models.spec import (
     UnsupportedModel,
 )
 
+AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"}
 # As published: Qwen3-Next-80B-A3B-Instruct.
 NEXT: dict[str, Any] = {
     "architectures": ["Qwen3NextForCausalLM"],
@@ -197,7 +198,7 @@ def test_what_a_config_leaves_out_is_as_in_transformers(tmp_path: Path) -> None:
         ({"rope_parameters": {"partial_rotary_factor": 1.5}}, "partial_rotary_factor: 1.5"),
         ({"rope_parameters": {"partial_rotary_factor": 0.004}}, "partial_rotary_factor: 1 dim"),
         ({"delta_gate": 1}, "delta_gate: this key"),
-        ({"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}, "fp8"),
+        ({"quantization_config": AWQ}, "awq, 4 bits.* only 8-bit floats are"),
     ],
 )
 def test_refusals_name_the_key(changes: dict[str, Any], named: str, tmp_path: Path) -> None:

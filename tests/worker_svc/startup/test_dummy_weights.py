@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from bench.harness.configs import config_of
 from tests.worker_svc.models.test_models import MAX_MODEL_LEN
 from tests.worker_svc.quantization.conftest import logits_and_tokens
 from worker_svc.config import WorkerConfig
@@ -75,6 +76,34 @@ def test_numbers_that_a_file_would_store_in_fewer_bits_are_refused(folder: Path)
 def test_without_the_option_the_files_are_missed(folder: Path) -> None:
     with pytest.raises(WeightError):
         load_model(folder, torch.float32, CPU, MAX_MODEL_LEN)
+
+
+def test_a_worker_serves_experts_of_a_hybrid_in_8_bits(tmp_path: Path) -> None:
+    """The shape of Qwen3.5-35B-A3B, smaller: its experts lie in one tensor a layer."""
+    sizes: dict[str, Any] = {
+        "hidden_size": 64,
+        "head_dim": 16,
+        "num_attention_heads": 4,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 16,
+        "linear_value_head_dim": 16,
+        "moe_intermediate_size": 32,
+        "shared_expert_intermediate_size": 32,
+        "num_experts": 8,
+        "num_experts_per_tok": 2,
+        "vocab_size": 160,
+    }
+    config_json = config_of("qwen3.5-35b-a3b", 4) | sizes
+    (tmp_path / "config.json").write_text(json.dumps(config_json))
+    config = WorkerConfig(
+        device="cpu", load_format=DUMMY, quantization="fp8", max_model_len=MAX_MODEL_LEN
+    )
+    model = startup.load(config, tmp_path, "float32", "")
+    assert model.facts.quantization == "fp8 at load, channel"
+    plain, _ = logits_and_tokens(made(tmp_path), 1)
+    rounded, _ = logits_and_tokens(made(tmp_path, quantization="fp8"), 1)
+    assert 0 < (rounded - plain).norm() < 0.5 * plain.norm()
 
 
 @pytest.mark.parametrize("kv_cache_dtype", ["auto", "fp8_e4m3"])

@@ -58,15 +58,18 @@ class Checkpoint:
         tensor: Tensor = self._by_name[name].get_tensor(name)
         return tensor
 
-    def part(self, name: str, spec: TensorSpec, cut: RankCut) -> Tensor:
-        """The part of a tensor that a rank reads. Raises WeightError if it is not as specified."""
+    def part(self, name: str, spec: TensorSpec, cut: RankCut, matrix: int | None = None) -> Tensor:
+        """The part of a tensor that a rank reads. Raises WeightError if it is not as specified.
+
+        `matrix` is the only one to be read of a tensor [count, N, K].
+        """
         if name not in self._by_name:
             raise MissingWeight(f"{name}: not found in {self._folder}")
         stored = self.stored(name)
         found = tuple(stored.get_shape())
         if found != spec.shape and not (found == () and spec.shape == (1,)):
             raise WrongShape(f"{name}: has shape {found}, expected {spec.shape}")
-        tensor = self._cut(name, stored, spec, cut)
+        tensor = self._cut(name, stored, spec, cut, matrix)
         if tensor.dtype not in spec.dtypes:
             wanted = " or ".join(map(_short, spec.dtypes))
             raise WrongValues(f"{name}: has type {_short(tensor.dtype)}, expected {wanted}")
@@ -74,8 +77,12 @@ class Checkpoint:
             raise WrongValues(f"{name}: has a scale that is not finite and above zero")
         return tensor
 
-    def _cut(self, name: str, stored: Any, spec: TensorSpec, cut: RankCut) -> Tensor:
+    def _cut(
+        self, name: str, stored: Any, spec: TensorSpec, cut: RankCut, matrix: int | None
+    ) -> Tensor:
         slices = [slice(None)] * len(spec.shape)
+        if matrix is not None:
+            slices[0] = slice(matrix, matrix + 1)
         parts = zip((spec.outputs, spec.inputs), (cut.outputs, cut.inputs), cut.whole, strict=True)
         for axis, part, whole in parts:
             if axis is None or len(part) == whole:
@@ -87,7 +94,7 @@ class Checkpoint:
         if all(each == slice(None) for each in slices):
             return self.whole(name).reshape(spec.shape)
         tensor: Tensor = stored[tuple(slices)]
-        return tensor
+        return tensor if matrix is None else tensor[0]
 
 
 def _short(dtype: torch.dtype) -> str:

@@ -10,9 +10,18 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from worker_svc.models.experts import Listed
+from worker_svc.models.interleaved import Interleaved
 from worker_svc.models.linear import WeightRows
 from worker_svc.models.mxfp4_experts import SCALES, Mxfp4Tensor
-from worker_svc.models.stored.quantized import EMBEDDING, END, ShareOf, StoredPart, cut_of
+from worker_svc.models.stored.quantized import (
+    EMBEDDING,
+    END,
+    ShareOf,
+    StoredPart,
+    cut_of,
+    of_matrix,
+)
 from worker_svc.models.weights import Destination, Share
 from worker_svc.quantization.scheme import PLAIN, Quantization, RankCut, UnsupportedQuantization
 
@@ -40,12 +49,16 @@ def fill(
             destination.copy_(_codes(name, destination, device, part))
             continue
         numbers = values(name, destination.shape, dtype, device, part)
-        is_linear = isinstance(destination, WeightRows) and name != embedding
-        if quantization is None or not is_linear:
+        layer = name.removesuffix(END)
+        if quantization is None or name == embedding:
             destination.copy_(numbers)
+        elif isinstance(destination, WeightRows | Interleaved):
+            _round(layer, destination, numbers, quantization, own)
+        elif isinstance(destination, Listed):
+            for rows, of_one in zip(destination.parts, numbers, strict=True):
+                _round(layer, rows, of_one, quantization, of_matrix(own))
         else:
-            assert isinstance(destination, WeightRows)
-            _round(name.removesuffix(END), destination, numbers, quantization, own)
+            destination.copy_(numbers)
 
 
 def values(
@@ -76,7 +89,7 @@ def _codes(name: str, to: Mxfp4Tensor, device: torch.device, part: int) -> Tenso
 
 def _round(
     name: str,
-    rows: WeightRows,
+    rows: WeightRows | Interleaved,
     numbers: Tensor,
     quantization: Quantization,
     share: Share | None,

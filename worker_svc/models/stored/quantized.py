@@ -6,13 +6,16 @@ weights and of one layer.
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import prod
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from kernels.quantized.scaled import ScaledWeight
+from worker_svc.models.experts import Listed
+from worker_svc.models.interleaved import Interleaved
 from worker_svc.models.linear import WeightRows, dequantize
 from worker_svc.models.spec import TensorNames
 from worker_svc.models.stored.checkpoint import Checkpoint, WrongValues
@@ -43,14 +46,28 @@ END = ".weight"
 ShareOf = Callable[[str], Share | None]
 
 
+def keeps_float8(device: torch.device) -> bool:
+    """False for a CPU, which has nothing to multiply 8-bit floats with."""
+    return device.type != "cpu"
+
+
+@dataclass(frozen=True, slots=True)
+class Among:
+    """The place of a matrix among others in one tensor."""
+
+    index: int
+    count: int
+
+
 @dataclass(frozen=True, slots=True)
 class StoredPart:
     """A part of a linear layer: where it is stored, how, and what this rank takes of it."""
 
     name: str
-    rows: WeightRows
+    rows: WeightRows | Interleaved
     scheme: Scheme
     cut: RankCut
+    expert: Among | None = None  # whose weight is in one tensor with the others', of plain numbers
 
     def specs(self) -> dict[str, TensorSpec]:
         """Its tensors by name. Raises WrongShape."""
@@ -58,15 +75,21 @@ class StoredPart:
             specs = self.scheme.tensors(*self.cut.whole)
         except DamagedWeight as error:
             raise WrongShape(f"{self.name}.{error}") from None
+        if self.expert is not None:
+            return {self.name: specs["weight"].of_matrices(self.expert.count)}
         return {f"{self.name}.{suffix}": spec for suffix, spec in specs.items()}
 
     def read(self, checkpoint: Checkpoint) -> StoredWeight:
         """The weight. Raises WeightError naming the tensor."""
         prefix = f"{self.name}."
-        found = {
-            name.removeprefix(prefix): checkpoint.part(name, spec, self.cut)
-            for name, spec in self.specs().items()
-        }
+        if self.expert is not None:
+            ((name, spec),) = self.specs().items()
+            found = {"weight": checkpoint.part(name, spec, self.cut, self.expert.index)}
+        else:
+            found = {
+                name.removeprefix(prefix): checkpoint.part(name, spec, self.cut)
+                for name, spec in self.specs().items()
+            }
         try:
             return self.scheme.read(found, self.cut)
         except DamagedWeight as error:
@@ -81,8 +104,11 @@ class StoredPart:
         if isinstance(weight, Tensor):
             self.rows.copy_(weight)
             return True
-        if isinstance(weight, ScaledWeight) and device.type == "cpu":
-            dequantize(weight, self.rows.values)  # a CPU has nothing to multiply 8-bit floats with
+        if isinstance(weight, ScaledWeight) and not keeps_float8(device):
+            if isinstance(self.rows, WeightRows):
+                dequantize(weight, self.rows.values)
+            else:
+                self.rows.copy_(weight.dequantized(self.rows.dtype))
             return True
         self.rows.put_narrow(weight.to(device))
         return False
@@ -101,14 +127,37 @@ class QuantizedLayers:
         """The table `embedding` holds plain numbers in every format."""
         self._quantization = quantization
         self._destinations = destinations
+        linear = {
+            name: to
+            for name, to in destinations.items()
+            if isinstance(to, WeightRows | Interleaved | Listed) and name != embedding
+        }
+        self._own = linear.keys()
         self._parts = [
-            self._part(name.removesuffix(END), rows, share(name))
-            for name, rows in destinations.items()
-            if isinstance(rows, WeightRows) and name != embedding
+            part
+            for name, to in linear.items()
+            for part in self._parts_of(name.removesuffix(END), to, share(name))
         ]
 
-    def _part(self, name: str, rows: WeightRows, share: Share | None) -> StoredPart:
-        return StoredPart(name, rows, self._quantization.scheme(name), cut_of(rows.shape, share))
+    def _parts_of(
+        self, name: str, to: WeightRows | Interleaved | Listed, share: Share | None
+    ) -> Iterator[StoredPart]:
+        """The parts of a tensor. Raises UnsupportedQuantization."""
+        scheme = self._quantization.scheme(name)
+        if not isinstance(to, Listed):
+            for rows, cut in _cuts(to, share):
+                yield StoredPart(name, rows, scheme, cut)
+            return
+        shape = to.parts[0].shape
+        if scheme.tensors(*shape) != PLAIN.tensors(*shape):
+            raise UnsupportedQuantization(
+                f"quantization: {self._quantization.label} is not supported for experts that one "
+                f"tensor holds ({name})"
+            )
+        own = of_matrix(share)
+        for index, matrix in enumerate(to.parts):
+            for rows, cut in _cuts(matrix, own):
+                yield StoredPart(name, rows, scheme, cut, Among(index, len(to.parts)))
 
     def require_capability(self, capability: int) -> None:
         """Raises UnsupportedQuantization for a device, major * 10 + minor, of too low a one."""
@@ -125,8 +174,7 @@ class QuantizedLayers:
 
     def other_destinations(self) -> dict[str, Destination]:
         """What is not a linear layer's weight."""
-        own = {f"{part.name}{END}" for part in self._parts}
-        return {name: to for name, to in self._destinations.items() if name not in own}
+        return {name: to for name, to in self._destinations.items() if name not in self._own}
 
     def empty_biases(self, checkpoint: Checkpoint) -> frozenset[str]:
         """Biases that the model lacks, which some writers add. Raises UnexpectedWeight if not 0."""
@@ -142,6 +190,29 @@ class QuantizedLayers:
         for part in self._parts:
             if part.fill(checkpoint, device):
                 yield part
+
+
+def of_matrix(share: Share | None) -> Share | None:
+    """The share of each matrix, of that of a tensor of several."""
+    return None if share is None else replace(share, dim=share.dim - 1)
+
+
+def _cuts(
+    rows: WeightRows | Interleaved, share: Share | None
+) -> Iterator[tuple[WeightRows | Interleaved, RankCut]]:
+    """What a rank takes, and where it lies: a part of each section that is divided."""
+    cut = cut_of(rows.shape, share)
+    if share is None or not share.sections:
+        yield rows, cut
+        return
+    assert isinstance(rows, WeightRows) and share.dim == 0
+    at = begin = 0
+    for size in share.sections:
+        length = size // share.count
+        first = begin + share.index * length
+        outputs = range(first, first + length)
+        yield rows.within(at, at + length), replace(cut, outputs=outputs)
+        at, begin = at + length, begin + size
 
 
 def cut_of(part: tuple[int, int], share: Share | None) -> RankCut:
@@ -186,7 +257,7 @@ def _report(widened: list[StoredPart]) -> None:
     """Says what has become float numbers although it is stored in fewer bits."""
     if not widened:
         return
-    num_bytes = sum(part.rows.values.nbytes for part in widened)
+    num_bytes = sum(prod(part.cut.shape) * part.rows.dtype.itemsize for part in widened)
     log.warning(
         "quantization: %d weights are kept as float numbers, %.3f GiB (first %s)",
         len(widened),
