@@ -24,11 +24,13 @@ from worker_svc.models.embedding import Embedding
 from worker_svc.models.experts import Experts
 from worker_svc.models.fused_experts import FusedExperts
 from worker_svc.models.fused_gemms import Hidden
+from worker_svc.models.latent import LatentAttention
 from worker_svc.models.layer_loop import LayerLoop, LoopLayer
 from worker_svc.models.layer_stack import TileHeads
 from worker_svc.models.layers import MLP, RMSNorm
 from worker_svc.models.linear import Linear
 from worker_svc.models.spec import Activation
+from worker_svc.models.stored.narrow_gemms import multiply_narrow
 from worker_svc.states.in_place import InPlaceStep
 from worker_svc.states.slots import SlotStates
 
@@ -168,6 +170,8 @@ class ComposedStack:
 
 def _by_kernels(layer: LoopLayer) -> LoopLayer:
     """The layer with kernels in place of the torch parts that have some."""
+    for linear in _linears(layer):
+        multiply_narrow(linear)
     of_mixer, of_feed = layer.output_norms
     return replace(
         layer,
@@ -179,6 +183,15 @@ def _by_kernels(layer: LoopLayer) -> LoopLayer:
             None if of_feed is None else _norm(of_feed),
         ),
     )
+
+
+def _linears(layer: LoopLayer) -> tuple[Linear, ...]:
+    """The linear layers that may have weights in few bits, experts apart."""
+    mixer, feed = layer.mixer, layer.feed
+    of_mixer: tuple[Linear, ...] = ()
+    if mixer is not None and not isinstance(mixer, LatentAttention):  # that has plain ones
+        of_mixer = mixer.linears
+    return *of_mixer, *(feed.linears if isinstance(feed, MLP) else ())
 
 
 def _norm(norm: object) -> KernelNorm:

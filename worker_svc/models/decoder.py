@@ -52,6 +52,7 @@ from worker_svc.models.spec import (
 )
 from worker_svc.parallel.group import ALONE, Group
 from worker_svc.parallel.vocab_part import VocabPart
+from worker_svc.quantization import registry as quantizations
 from worker_svc.quantization.gguf import GgufTypes
 from worker_svc.quantization.mxfp4 import BLOCK, Mxfp4
 from worker_svc.quantization.online import head_rounding
@@ -245,8 +246,10 @@ class Decoder:
     @property
     def _is_composed(self) -> bool:
         """True if torch computes some parts of the layers, and Triton kernels the others."""
-        is_plain = self.spec.quantization is None and not fp8.is_fp8(self.kv_dtype)
-        is_served = is_plain and not kernel_limits.beyond_composed(self.spec)
+        stored = self.spec.quantization
+        is_read = stored is None or quantizations.is_float8(stored)
+        is_read = is_read and not fp8.is_fp8(self.kv_dtype)
+        is_served = is_read and not kernel_limits.beyond_composed(self.spec)
         has_kernels = is_served and (self.spec.has_latents or fuses(self.heads.head_dim))
         return self.device.type == "cuda" and has_kernels and not self._is_fused
 

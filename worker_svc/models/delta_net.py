@@ -66,6 +66,11 @@ class DeltaNet:
     def _by_key_head(self, linear: Linear, sizes: tuple[int, ...]) -> Interleaved:
         return Interleaved.of(linear, sizes, self._spec.num_key_heads)
 
+    @property
+    def linears(self) -> tuple[Linear, ...]:
+        """(input projection, that of the numbers of steps, output projection)."""
+        return self._in, self._steps, self._out
+
     def drop_output_bias(self) -> None:
         """Has none."""
 
@@ -74,7 +79,7 @@ class DeltaNet:
 
     def pack(self, dtype: torch.dtype) -> None:
         """Once, when all weights are filled; for activations of this type."""
-        for linear in (self._in, self._steps, self._out):
+        for linear in self.linears:
             linear.pack()
         self._conv.pack(dtype)
         spec = self._spec

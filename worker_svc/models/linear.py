@@ -128,6 +128,11 @@ class Linear:
         if self._packed is not None:
             self.drop_weight()
 
+    def multiply_by(self, product: Multiply) -> None:
+        """Has another product in place of the weight, which that has taken over."""
+        self._packed = product
+        self.drop_weight()
+
     def drop_weight(self) -> None:
         """Gives up the weight, which other code has copied; others may still hold it."""
         self._weight = torch.empty(0, dtype=self._dtype, device=self._device)

@@ -47,6 +47,11 @@ class Mamba2:
         yield f"{prefix}.norm.weight", self._norm
         yield from whole(f"{prefix}.out_proj", self._out)
 
+    @property
+    def linears(self) -> tuple[Linear, ...]:
+        """(input projection, output projection)."""
+        return self._in, self._out
+
     def add_norm_offset(self) -> None:
         """Has no such norm."""
 
@@ -56,8 +61,8 @@ class Mamba2:
 
     def pack(self, dtype: torch.dtype) -> None:
         """Once, when all weights are filled; for activations of this type."""
-        self._in.pack()
-        self._out.pack()
+        for linear in self.linears:
+            linear.pack()
         self._conv.pack(dtype)
         self._norm = self._norm.to(dtype)
         spec = self._spec

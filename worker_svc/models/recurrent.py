@@ -7,6 +7,7 @@ from torch import Tensor
 
 from worker_svc.models.delta_net import DeltaNet
 from worker_svc.models.layers import Destinations
+from worker_svc.models.linear import Linear
 from worker_svc.models.mamba2 import Mamba2
 from worker_svc.models.short_conv import ShortConv
 from worker_svc.models.spec import DeltaNetSpec, Mamba2Spec, ModelSpec, RecurrentSpec, ShortConvSpec
@@ -16,6 +17,10 @@ from worker_svc.states.step import StateStep
 
 class RecurrentMixer(Protocol):
     """A layer's mixer of tokens; it has the states that its spec names."""
+
+    @property
+    def linears(self) -> tuple[Linear, ...]:
+        """Its linear layers."""
 
     def destinations(self, prefix: str) -> Destinations:
         """The checkpoint's names of its weights, and what they fill."""

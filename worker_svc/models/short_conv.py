@@ -29,6 +29,11 @@ class ShortConv:
         yield from self._conv.destinations(f"{prefix}.conv")
         yield from whole(f"{prefix}.out_proj", self._out)
 
+    @property
+    def linears(self) -> tuple[Linear, ...]:
+        """(input projection, output projection)."""
+        return self._in, self._out
+
     def add_norm_offset(self) -> None:
         """Has no such norm."""
 
@@ -38,8 +43,8 @@ class ShortConv:
 
     def pack(self, dtype: torch.dtype) -> None:
         """Once, when all weights are filled; for activations of this type."""
-        self._in.pack()
-        self._out.pack()
+        for linear in self.linears:
+            linear.pack()
         self._conv.pack(dtype)
 
     def __call__(self, hidden: Tensor, step: StateStep | InPlaceStep, layer: int) -> Tensor:

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from tests.worker_svc.runner.interpreted import needs_interpreter, to_have_kerne
 from tests.worker_svc.transformers_models.families import write
 from worker_svc.attention.batch import AttentionBatch
 from worker_svc.models import Decoder, load_model
+from worker_svc.models.stored.narrow_gemms import NarrowLinear
 
 pytestmark = needs_interpreter
 
@@ -24,6 +26,9 @@ CPU, LENGTH = torch.device("cpu"), 96
 SIZES: dict[str, Any] = {"head_dim": 16, "hidden_size": 64}
 NAMES = ["granite", "granite_hybrid", "lfm2_moe", "minimax_m2", "nemotron_h", "qwen3_next"]
 NAMES += ["deepseek_v3", "glm4_moe_lite"]
+# Of each mixer and feed once; rounded at load.
+IN_8_BITS = ["qwen3_next:fp8", "nemotron_h:fp8", "lfm2_moe:fp8"]
+NAMES += IN_8_BITS
 Pair = tuple[Decoder, Decoder]
 # What a device has to answer before the host goes on.
 WAITING = {
@@ -49,15 +54,18 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pair]:
 
     @cache
     def get(name: str) -> Pair:
+        name, _, quantization = name.partition(":")
+        quantization = quantization or "auto"
         folder = write(name, tmp_path_factory.mktemp("models") / name, SIZES)
-        return load_model(folder, torch.float32, CPU, LENGTH), composed(folder)
+        by_torch = load_model(folder, torch.float32, CPU, LENGTH, quantization=quantization)
+        return by_torch, composed(folder, quantization)
 
     return get
 
 
-def composed(folder: Path) -> Decoder:
+def composed(folder: Path, quantization: str = "auto") -> Decoder:
     with pytest.MonkeyPatch.context() as patched:
-        model = to_have_kernels(folder, patched)
+        model = to_have_kernels(folder, patched, quantization)
         model.composed = model._compose()
     return model
 
@@ -73,6 +81,23 @@ def test_logits_are_those_of_the_torch_layers(name: str, pair: Callable[[str], P
         for found, expected in zip(steps.run(scheduled), wanted.run(scheduled), strict=True):
             assert expected.abs().max() > 0.5  # logits near 0 would prove nothing
             assert_near(found, expected)
+
+
+@pytest.mark.parametrize("name", IN_8_BITS)
+def test_weights_stay_in_8_bits(name: str, pair: Callable[[str], Pair]) -> None:
+    _, model = pair(name)
+    assert model.composed is not None
+    for layer in model.composed._loop.layers:
+        linears = [] if layer.mixer is None else list(layer.mixer.linears)
+        products = {type(linear._packed) for linear in linears}
+        assert products <= {NarrowLinear, NoneType}
+        assert (NarrowLinear in products) is bool(linears)
+        experts = getattr(layer.feed, "experts", None)
+        assert experts is None or (experts.gate_up.is_fp8 and experts.down.is_fp8)
+    for device, is_composed in (("cuda", True), ("cpu", False)):
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(model, "device", torch.device(device))
+            assert model._is_composed is is_composed
 
 
 class Waited(AssertionError):

@@ -14,6 +14,7 @@ import torch
 
 from worker_svc.attention.kv_cache import KVCache
 from worker_svc.models import Decoder, compiled, linear, load_model
+from worker_svc.models.stored import quantized
 from worker_svc.protocol.step import Limits
 from worker_svc.runner.eager_runner import EagerRunner
 from worker_svc.runner.model_runner import ModelRunner
@@ -78,11 +79,16 @@ def draft_with(runner: ModelRunner, folder: Path, monkeypatch: pytest.MonkeyPatc
     runner.draft_model = draft
 
 
-def to_have_kernels(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Decoder:
+def to_have_kernels(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, quantization: str = "auto"
+) -> Decoder:
     """A model whose weights are as kernels on CUDA take them."""
     monkeypatch.setattr(compiled, "supports", lambda heads, kinds: False)
     monkeypatch.setattr(linear, "pack", lambda weight, bias: None)
-    return load_model(folder, torch.float32, CPU, LIMITS.max_model_len)
+    if quantization != "auto":
+        monkeypatch.setattr(quantized, "keeps_float8", lambda device: True)
+        monkeypatch.setattr(linear.Linear, "pack", lambda self: None)
+    return load_model(folder, torch.float32, CPU, LIMITS.max_model_len, quantization=quantization)
 
 
 def without_graphs(model: Decoder, monkeypatch: pytest.MonkeyPatch) -> ModelRunner:

@@ -196,6 +196,13 @@ def gemm_of(linear: Linear) -> FusedLinear | NarrowLinear:
     return NarrowLinear.of(weight, linear.bias, linear.dtype)
 
 
+def multiply_narrow(linear: Linear) -> None:
+    """Has the layer computed by these kernels, if its weight is in few bits."""
+    weight = _narrow(linear)
+    if weight is not None:
+        linear.multiply_by(NarrowLinear.of(weight, linear.bias, linear.dtype))
+
+
 def normed_gemm_of(norm: RMSNorm, linear: Linear) -> NormedLinear | NormedNarrowLinear:
     """The GEMM of normed rows; takes over the layer's weight."""
     weight = _narrow(linear)
