@@ -14,6 +14,7 @@ from typing import NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
+from pagewire.gguf.head_tiles import HeadTiles
 from pagewire.gguf.header import BadGguf, GgufTensor
 from pagewire.gguf.types import BF16, F16, F32, TENSOR_TYPES
 
@@ -48,29 +49,6 @@ class GroupedRows:
         values *= self.scales[:, :, None]
         values += self.offsets[:, :, None]
         return values.reshape(self.integers.shape)
-
-
-@dataclass(frozen=True, slots=True)
-class HeadTiles:
-    """Value heads in turn over key heads: the first one of each, the second one of each, ..."""
-
-    num_key_heads: int
-    per_key_head: int
-    size: int  # rows or columns of a head
-    begin: int = 0  # where they begin
-    of_columns: bool = False
-
-    def order(self, group: int = 1) -> NDArray[np.int64]:
-        """Which stored row or column, or group of so many, is the one in a folder's order.
-
-        There the heads of one key head lie together.
-        """
-        size, begin = self.size // group, self.begin // group
-        heads = np.arange(self.num_key_heads * self.per_key_head)
-        in_turn = heads.reshape(self.per_key_head, self.num_key_heads).T.reshape(-1, 1)
-        return np.concatenate(
-            (np.arange(begin), (begin + in_turn * size + np.arange(size)).ravel())
-        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from pagewire.gguf.architecture import DELTA_NET, GgufArchitecture, architecture_of, kind_of
-from pagewire.gguf.blocks import HeadTiles
+from pagewire.gguf.head_tiles import HeadTiles
 from pagewire.gguf.header import GgufHeader, GgufTensor
 
 NUMBERS = {

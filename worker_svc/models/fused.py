@@ -316,7 +316,7 @@ class FusedDecoder:
             hidden, q, batch = _of_last(last, hidden, q)
             return self._finish(hidden, q, kv_cache, batch) if len(q) else hidden.residual
         if self.one_row is not None and len(token_ids) == 1 and batch.is_decode:
-            assert isinstance(kv_cache, KVCache)  # clusters are for layers without windows
+            assert not isinstance(kv_cache, PageCache)  # clusters are for layers without windows
             return self.one_row.forward(self._embedding(token_ids), positions, kv_cache, batch)
         hidden = self._embed(token_ids)
         for index in range(len(self._layers)):
