@@ -134,7 +134,7 @@ def check_states(config: WorkerConfig, shape: ModelSpec, kv_dtype: torch.dtype) 
     Such are those of states, of latents, and of heads that differ by layer.
     """
     if shape.has_states:
-        reason = "whose states do not go back to the last token accepted"
+        reason = "whose sequences have states besides keys and values"
     elif shape.has_latents:
         reason = "whose cache holds latents"
     elif not shape.has_one_attention:
