@@ -237,7 +237,7 @@ def latents() -> Iterator[KernelTiming]:
 
 
 def _latent_rope(heads: int, rows: int) -> KernelTiming:
-    """What is between projections and attention, with queries of 128 numbers that do not turn."""
+    """Kernels between projections and attention, for queries of 128 numbers that do not turn."""
     width, table = LATENT + TURNED, torch.randn(1000, TURNED, device="cuda")
     slots = torch.arange(rows, device="cuda")
     cache = randn(rows, BLOCK_SIZE, 1, width)

@@ -37,7 +37,7 @@ class Formats:
 
     @classmethod
     def of(cls, spec: ModelSpec, quantization: str) -> "Formats":
-        """Those of a bfloat16 checkpoint that a worker loads with this option."""
+        """The formats of a bfloat16 checkpoint that a worker loads with this option."""
         linear = {"auto": 2.0, "fp8": 1.0, "int8": 1.0, "int4": 0.5 + 2 / 128}[quantization]
         experts = MXFP4_BYTES if isinstance(spec.quantization, Mxfp4) else linear
         return cls(linear, experts)
@@ -45,7 +45,7 @@ class Formats:
 
 @dataclass(frozen=True, slots=True)
 class StepBytes:
-    """What a step moves."""
+    """The bytes that a step moves."""
 
     weights: float
     cache: float
@@ -130,7 +130,7 @@ def _mlp_numbers(feed: MlpSpec, hidden: int) -> int:
 
 
 def _expert_bytes(feed: MoeSpec, hidden: int, rows: int, formats: Formats) -> float:
-    """Of the router, in float numbers, and of the experts that so many rows choose."""
+    """Bytes of the router, in float numbers, and of the experts that so many rows choose."""
     count, chosen = feed.router.num_experts, feed.router.top_k
     read = count * (1 - (1 - chosen / count) ** rows)
     read += 0 if feed.shared is None else feed.shared.count

@@ -46,7 +46,7 @@ class _Rows:
 
     @classmethod
     def of(cls, q: torch.Tensor, v_dim: int, pairs: int) -> "_Rows":
-        """For queries [T, H, R + P] of which a sequence has this many pairs of token and head."""
+        """Tiles of queries [T, H, R + P], of a sequence with so many pairs of token and head."""
         itemsize = q.element_size()
         block_m = max(16, min(64 if itemsize == 2 else 16, triton.next_power_of_2(pairs)))
         block_n = 32 if itemsize == 2 else 16
@@ -219,7 +219,7 @@ def _splits(batch: int, most: int) -> int:
 def _output(
     q: torch.Tensor, cache: torch.Tensor, v_dim: int, kind: AttentionKind, out: torch.Tensor | None
 ) -> torch.Tensor:
-    """Where the result goes. Raises ValueError or TypeError for what the kernels do not serve."""
+    """The tensor of the result. Raises ValueError or TypeError for what kernels do not serve."""
     if not kind.is_plain:
         raise ValueError(f"{kind} is not served over latents")
     if q.shape[2] != cache.shape[3] or cache.shape[2] != 1 or not 0 < v_dim < q.shape[2]:

@@ -116,7 +116,7 @@ def norm_rope_write_kv(
 
 @triton.jit
 def _mean_square(row_ptr: tl.tensor, size: tl.tensor, STEP: tl.constexpr) -> tl.tensor:
-    """That of the numbers of a contiguous row [size]."""
+    """The mean square of a contiguous row [size]."""
     square = tl.zeros([STEP], tl.float32)
     for first in range(0, size, STEP):
         i = first + tl.arange(0, STEP)

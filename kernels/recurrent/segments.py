@@ -1,4 +1,4 @@
-"""Which tokens of a step update which rows of a state memory, for kernels that do it in place."""
+"""The tokens of a step and the rows of a state memory that they update, for kernels in place."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ CHUNK = 64
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Where S segments lie among the T tokens of a step, in order and without common tokens."""
+    """The places of S segments among a step's T tokens, in order and without common tokens."""
 
     begin: Tensor  # [S] int32
     end: Tensor  # [S] int32; a segment without tokens is padding

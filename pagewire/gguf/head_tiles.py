@@ -14,7 +14,7 @@ class HeadTiles:
     of_columns: bool = False
 
     def order(self, group: int = 1) -> list[int]:
-        """Which stored row or column, or group of so many, is the one in a folder's order.
+        """The stored rows or columns, or groups of so many, in the order of a folder.
 
         There the heads of one key head lie together.
         """

@@ -70,7 +70,7 @@ def stack_bytes(cubin: bytes) -> int | None:
 
 
 def lines_of(module: str, cache: Path) -> list[Compiled]:
-    """What a module that calls `report` prints; Triton keeps what it compiles in this folder."""
+    """The lines of a module that calls `report`; Triton keeps what it compiles in this folder."""
     environment = {name: text for name, text in os.environ.items() if name != "TRITON_INTERPRET"}
     environment["TRITON_CACHE_DIR"] = str(cache)
     command = [sys.executable, "-W", "ignore", "-m", module]

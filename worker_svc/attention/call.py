@@ -12,7 +12,7 @@ from worker_svc.attention.layer_kv import LayerKv
 
 @dataclass(frozen=True, slots=True)
 class LatentInputs:
-    """What attention over latents projects hidden states of T tokens to."""
+    """The projections of T tokens' hidden states that attention over latents reads."""
 
     q: Tensor  # [T, H, N + P], of which the last P dimensions are to be rotated
     kv: Tensor  # [T, R + P]: a latent to be normed, and a key to be rotated

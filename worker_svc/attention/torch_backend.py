@@ -84,7 +84,7 @@ class Attends(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class AttentionParts:
-    """What the attention of a model's layers has in all steps."""
+    """The parts of a model's attention that are the same in all steps."""
 
     heads: Sequence[HeadLayout]  # one of each layer, as are kinds
     kinds: Sequence[AttentionKind]  # equal ones are the same

@@ -50,7 +50,7 @@ class KernelNorm:
 
     @classmethod
     def of(cls, norm: RMSNorm) -> "KernelNorm":
-        """The same norm."""
+        """Returns a norm with the weight of this one."""
         return cls(norm.weight, norm.eps)
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -126,7 +126,7 @@ class ComposedStack:
 
     @property
     def carried_widths(self) -> tuple[int, int]:
-        """Those of hidden states, and of nothing."""
+        """The widths of hidden states, and of nothing."""
         return self._embedding.table.shape[1], 1
 
     @property
@@ -164,7 +164,7 @@ class ComposedStack:
         return carried[0]
 
     def rehearsed(self) -> "ComposedStack":
-        """The same: a pass over all layers compiles what any of them launches."""
+        """This stack: a pass over all layers compiles what any of them launches."""
         return self
 
 

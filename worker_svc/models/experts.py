@@ -366,7 +366,7 @@ class _Stack:
                 yield f"{prefix}.{name}.bias", self._bias[index, rows]
 
     def first(self, count: int) -> Tensor | Listed:
-        """What the weights [count, N, K] of so many layers fill."""
+        """The destination of the weights [count, N, K] of so many layers."""
         if self._values is None:
             return Listed([linear.whole for linear in self.linears[:count]])
         return self._values[:count]

@@ -6,7 +6,7 @@ from worker_svc.models.spec import MlpAndExpertsSpec, ModelSpec
 
 
 def beyond_triton(spec: ModelSpec, num_ranks: int) -> str:
-    """What Triton kernels on CUDA lack, in words; empty: nothing."""
+    """The parts that Triton kernels on CUDA lack, in words; empty: none."""
     # A rank has the squares of its own heads alone.
     norms_over_ranks = _norms_all_heads(spec) and num_ranks > 1
     return _named(
@@ -20,7 +20,7 @@ def beyond_triton(spec: ModelSpec, num_ranks: int) -> str:
 
 
 def beyond_c(spec: ModelSpec) -> str:
-    """What C kernels on a CPU lack, in words; empty: nothing."""
+    """The parts that C kernels on a CPU lack, in words; empty: none."""
     return _named(
         {
             **_beyond_both(spec),
@@ -33,7 +33,7 @@ def beyond_c(spec: ModelSpec) -> str:
 
 
 def beyond_composed(spec: ModelSpec) -> str:
-    """What torch between Triton kernels lacks, in words; empty: nothing."""
+    """The parts that torch between Triton kernels lacks, in words; empty: none."""
     return _named(_beyond_all(spec))
 
 

@@ -67,7 +67,7 @@ class MlpAndExperts:
         self._router_norm *= len(self._router_norm) ** -0.5
 
     def __call__(self, hidden: Tensor, residual: Tensor) -> Tensor:
-        """What the MLP reads and the residual, [T, hidden] each -> [T, hidden], on all ranks."""
+        """The input of the MLP and the residual, [T, hidden] each -> [T, hidden], on all ranks."""
         of_mlp = self._mlp_norm(self._group.all_reduce(self._mlp(hidden)))
         normed = reference.rms_norm(residual.float(), self._router_norm, self._eps)
         weights, chosen = self._experts.choose(F.linear(normed, self._experts.router.float()))

@@ -69,7 +69,7 @@ class Rounding:
 
 @dataclass(frozen=True, slots=True)
 class Online:
-    """The same scheme for all layers but the head and `STEPS`, which are loaded as they are."""
+    """The one scheme of all layers but the head and `STEPS`, which are loaded as they are."""
 
     label: str
     layer: Scheme

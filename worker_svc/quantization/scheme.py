@@ -53,7 +53,7 @@ class TensorSpec:
     is_scale: bool = False  # all values must be finite and above zero
 
     def of_matrices(self, count: int) -> "TensorSpec":
-        """That of one tensor [count, N, K] of so many weights [N, K]."""
+        """The tensor [count, N, K] that holds so many weights [N, K]."""
         return replace(self, shape=(count, *self.shape), outputs=Axis(1), inputs=Axis(2))
 
 

@@ -137,7 +137,7 @@ class StateSnapshots:
         return saves
 
     def room_for_drafts(self, slot: int, num_sure: int) -> int:
-        """How many tokens a row may compute unsurely after the first `num_sure`.
+        """The most tokens that a row may compute unsurely after the first `num_sure`.
 
         None of them is the last before a snapshot: one of a draft that is refused would be wrong.
         """

@@ -25,7 +25,7 @@ def queries(count: int, size: tuple[int, int, int], dtype: torch.dtype, device) 
 
 
 def expected(q: Tensor, cache, v_dim: int, starts: list[int]) -> Tensor:
-    """In float32, with zeros in place of rows that no sequence has."""
+    """The sums in float32, with zeros in place of rows that no sequence has."""
     rows = cache.k_cache.float().nan_to_num(0.0)
     tables, lens = cache.block_tables, cache.context_lens
     cu = torch.tensor(starts, dtype=torch.int32, device=q.device)

@@ -1,4 +1,4 @@
-"""What lies between projections and attention over latents, against parts of the reference."""
+"""The kernel between projections and attention over latents, against parts of the reference."""
 
 import math
 

@@ -35,7 +35,7 @@ class Case:
         return convolve(self._x, self._weight, self._bias, states, waves, gated=self._gated)
 
     def alone(self, tokens: slice, state: Tensor) -> tuple[Tensor, Tensor]:
-        """In float64, but for what states hold of products."""
+        """The sums in float64, but for what states hold of products."""
         x, bias = self._x[tokens], None if self._bias is None else self._bias.double()
         if self._gated:
             b, c, x = x.chunk(3, -1)

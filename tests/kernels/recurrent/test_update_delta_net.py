@@ -35,7 +35,7 @@ class Case:
         return update_delta_net(self.channels, self.steps, self.heads, states, waves)
 
     def written_out(self, tokens: slice, state: Tensor) -> tuple[Tensor, Tensor]:
-        """In float64; the state [V, dk, dv]."""
+        """The outputs in float64, and the state [V, dk, dv]."""
         heads, keys = self.heads, self.heads.num_keys * self.heads.key_dim
         channels = self.channels[tokens].double()
         q, k, v = torch.split(channels, [keys, keys, channels.shape[1] - 2 * keys], -1)

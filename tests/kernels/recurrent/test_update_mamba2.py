@@ -37,7 +37,7 @@ class Case:
         return update_mamba2(self.channels, self.steps, self.heads, states, waves)
 
     def written_out(self, tokens: slice, state: Tensor) -> tuple[Tensor, Tensor]:
-        """In float64; the state [H, P, N]."""
+        """The outputs in float64, and the state [H, P, N]."""
         heads, parameters = self.heads, self.heads.parameters
         of_groups = heads.num_groups * heads.state_size
         inner = heads.num_heads * heads.head_dim

@@ -39,7 +39,7 @@ def experts_in(kind: str) -> Any:
 
 @pytest.fixture
 def packs(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """How often the C library packs weights, by form."""
+    """Counts of the weights that the C library packs, by form."""
     counts: Counter[str] = Counter()
     for name in ("pack", "pack_groups", "pack_mxfp4"):
         original = getattr(Library, name)
@@ -134,7 +134,7 @@ class Codes(CodeRows):
 
 
 def numbers_of(stored: CodeRows) -> Tensor:
-    """What codes stand for, by the order of a checkpoint: neighbours share a byte."""
+    """The numbers of codes in the order of a checkpoint, where neighbours share a byte."""
     blocks = stored.codes.view(len(stored.codes), -1, 16)
     in_turn = torch.cat((blocks & 15, blocks >> 4), -1)
     pairs = in_turn[..., 0::2] | in_turn[..., 1::2] << 4
@@ -169,7 +169,7 @@ def test_each_rank_reads_its_share(name: str, kind: str, size: int, tmp_path: Pa
 
 
 def test_integers_become_numbers_in_a_weight_that_has_memory_for_them(tmp_path: Path) -> None:
-    """As experts do on CUDA, whose kernels read no integers."""
+    """Experts become float numbers on CUDA, whose kernels read no integers."""
     file = file_of(random_model("qwen3moe"), "qwen3moe", experts_in("Q4_K"))
     path = file.write(tmp_path / "model.gguf")
     stored = stored_weights(read_header(path))

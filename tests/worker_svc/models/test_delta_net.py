@@ -48,7 +48,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pair]:
 
 @pytest.fixture
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """How states are updated; Triton's kernels are interpreted."""
+    """The ways in which states are updated; Triton's kernels are interpreted."""
     if request.param == "copies":
         return
     if os.environ.get("TRITON_INTERPRET") != "1":

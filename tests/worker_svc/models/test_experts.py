@@ -268,7 +268,7 @@ def test_a_checkpoint_in_8_bits_gives_the_logits_of_its_twin(tmp_path: Path, for
 
 @pytest.mark.parametrize("name", ["glm4_moe", "qwen2-moe"])
 def test_an_expert_of_every_token_has_8_bits_as_the_others(tmp_path: Path, name: str) -> None:
-    """In a checkpoint, and rounded at load; of Qwen2 it has a gate, which is not rounded."""
+    """It is so in a checkpoint, or rounded at load; that of Qwen2 has a gate, which stays plain."""
     plain = tmp_path / "plain"
     if name == "glm4_moe":
         write(name, plain)
@@ -289,7 +289,7 @@ def test_an_expert_of_every_token_has_8_bits_as_the_others(tmp_path: Path, name:
 
 
 def logits_of(folder: Path, prompt: torch.Tensor, quantization: str = "auto") -> torch.Tensor:
-    """Those of a prompt by a model in float32."""
+    """The logits of a prompt by a model in float32."""
     model = load_model(folder, torch.float32, CPU, MAX_MODEL_LEN, quantization=quantization)
     return Steps(model, [prompt]).run({0: len(prompt)})[0]
 

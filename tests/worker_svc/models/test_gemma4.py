@@ -389,7 +389,7 @@ def read(tmp_path: Path, raw: dict[str, Any]) -> ModelSpec:
 
 
 def kv_heads(spec: ModelSpec) -> dict[int | None, tuple[int, int]]:
-    """By window, the number and the size of KV heads."""
+    """The number and the size of KV heads, by window."""
     return {each.window: (each.num_kv_heads, each.head_dim) for each in spec.attentions}
 
 

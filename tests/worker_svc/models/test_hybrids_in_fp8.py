@@ -70,7 +70,7 @@ def test_rounding_at_load_gives_the_logits_of_the_rounded_numbers(
 
 @pytest.mark.parametrize("form", ["fp8-channel", "fp8-block"])
 def test_a_checkpoint_in_8_bits_gives_the_logits_of_its_twin(tmp_path: Path, form: str) -> None:
-    """Of blocks, too, which a group of heads cuts; some layers are left as they are."""
+    """A group of heads cuts blocks, too; some layers are left as they are."""
     plain = write("qwen3_next", tmp_path / "plain")
     save_quantized(plain, tmp_path / "q", tmp_path / "twin", FORMATS[form])
     stored = load_file(tmp_path / "q" / "model.safetensors")

@@ -74,7 +74,7 @@ def test_what_needs_heads_of_one_size_is_not_computed_by_kernels_of_one_shape() 
 
 
 def test_keys_and_values_are_divided_by_the_heads_of_their_own_layer() -> None:
-    """Of four ranks two have the same one of two KV heads; of four heads each has its own."""
+    """Two of four ranks have the same one of two KV heads; each has its own of four."""
     sharding = Sharding(with_second(num_kv_heads=4), 3, 4)
     for layer, expected in ((0, (1, 2)), (1, (3, 4)), (2, (1, 2))):
         share = sharding.share(f"model.layers.{layer}.self_attn.k_proj.weight")

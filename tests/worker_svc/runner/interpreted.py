@@ -58,7 +58,7 @@ def interpreted_runner(llama_folder: Path, monkeypatch: pytest.MonkeyPatch) -> M
 
 
 def composed_runner(folder: Path, monkeypatch: pytest.MonkeyPatch) -> ModelRunner:
-    """The same with layers by torch between kernels."""
+    """The runner with layers by torch between kernels."""
     from worker_svc.runner.cuda_runner import CudaRunner  # noqa: PLC0415 - Triton must interpret
 
     use_few_splits(monkeypatch)

@@ -1,4 +1,4 @@
-"""Which workers have KV groups, and the pages that kernels are compiled ahead for."""
+"""Workers that have KV groups, and the pages that kernels are compiled ahead for."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -173,7 +173,7 @@ def _kv_heads(config: ConfigJson, kinds: Sequence[str], kind: str) -> tuple[int,
 
 
 def _by_layer(given: object, num_layers: int) -> Mapping[int, Mapping[str, Any]]:
-    """What differs by layer. Raises UnsupportedModel for what is not read."""
+    """The keys that differ by layer. Raises UnsupportedModel for one that is not read."""
     if not isinstance(given, dict):
         raise UnsupportedModel(f"{BY_LAYER}: {given!r} is not an object")
     for index, changes in given.items():

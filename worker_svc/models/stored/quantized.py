@@ -200,7 +200,7 @@ def of_matrix(share: Share | None) -> Share | None:
 def _cuts(
     rows: WeightRows | Interleaved, share: Share | None
 ) -> Iterator[tuple[WeightRows | Interleaved, RankCut]]:
-    """What a rank takes, and where it lies: a part of each section that is divided."""
+    """A rank's rows and where they lie: a part of each section that is divided."""
     cut = cut_of(rows.shape, share)
     if share is None or not share.sections:
         yield rows, cut

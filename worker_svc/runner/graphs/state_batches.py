@@ -1,4 +1,4 @@
-"""Whose states the sequences of a step have, made on the device as a graph repeats it."""
+"""The slots of a step's sequences with states, found on the device as a graph repeats it."""
 
 from dataclasses import replace
 
