@@ -49,8 +49,8 @@ def convolve(
         num_parts = len(segments) if bounds is None else bounds.num_chunks
         _convolve_kernel[(num_parts, triton.cdiv(channels, block))](
             x, weight, bias, states, segments.before, segments.after, segments.is_first,
-            None if bounds is None else bounds.begin,
-            None if bounds is None else bounds.end,
+            segments.begin,
+            segments.end,
             None if bounds is None else bounds.of_chunk,
             out,
             x.stride(0),

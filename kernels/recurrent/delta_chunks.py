@@ -16,7 +16,15 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.pdl import has_pdl, launch_options
 from kernels.recurrent.delta_rule import EPS, DeltaHeads
-from kernels.recurrent.functions import decays_between, product, sigmoid, softplus, square_product
+from kernels.recurrent.functions import (
+    decays_between,
+    precision,
+    product,
+    sigmoid,
+    softplus,
+    square_product,
+    state_row,
+)
 from kernels.recurrent.segments import CHUNK, Bounds, Segments
 
 _MAX_BLOCK_V = 32  # columns of a program's state
@@ -51,7 +59,7 @@ def update_by_chunks(
         BLOCK_V=block_v,
         CHUNK=CHUNK,
         PARTS=_num_parts(channels),
-        PRECISION="tf32x3" if is_exact else "tf32",
+        PRECISION=precision(channels),
         PDL=has_pdl(channels),
         num_warps=4,
         num_stages=1 if is_exact else 2,
@@ -76,7 +84,6 @@ def _prepared(
     inverses, scores = (
         channels.new_empty((*per_head, num_parts, CHUNK, CHUNK), dtype=dtype) for _ in range(2)
     )
-    is_exact = channels.dtype == torch.float32
     _prepare_kernel[(heads.num_values, bounds.num_chunks)](
         channels, steps, heads.rates, heads.step_bias, bounds.begin, bounds.end, bounds.of_chunk,
         factors, inverses, scores,
@@ -88,8 +95,8 @@ def _prepared(
         DK=heads.key_dim,
         BLOCK_K=max(16, triton.next_power_of_2(heads.key_dim)),
         CHUNK=CHUNK,
-        PARTS=_num_parts(channels),
-        PRECISION="tf32x3" if is_exact else "tf32",
+        PARTS=num_parts,
+        PRECISION=precision(channels),
         PDL=has_pdl(channels),
         num_warps=8,
         **launch_options(channels),
@@ -261,7 +268,7 @@ def _follow_kernel(
     is_d, is_v = d < DK, v < DV
     num_old = DK * (1 - tl.load(first_ptr + segment).to(tl.int32))
     in_row = head * (DK * DV) + d[:, None] * DV + v[None, :]
-    before = tl.multiple_of(tl.load(before_ptr + segment) * stride_states, 4)
+    before = state_row(before_ptr, segment, stride_states)
     is_old = (d < num_old)[:, None] & is_v[None, :]
     state = tl.load(states_ptr + before + in_row, mask=is_old, other=0.0)
     first_chunk = begin // CHUNK + segment
@@ -289,5 +296,5 @@ def _follow_kernel(
         tl.store(out_ptr + (token * VALUES + head) * DV + v[None, :], y, mask=values)
         left_over = left[:, None] * corrections
         state = product(tl.trans(k), left_over, kept * state, PRECISION)
-    after = tl.multiple_of(tl.load(after_ptr + segment) * stride_states, 4)
+    after = state_row(after_ptr, segment, stride_states)
     tl.store(states_ptr + after + in_row, state, mask=is_d[:, None] & is_v[None, :])

@@ -11,7 +11,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.pdl import has_pdl, launch_options
 from kernels.recurrent.delta_rule import EPS, DeltaHeads
-from kernels.recurrent.functions import sigmoid, softplus
+from kernels.recurrent.functions import sigmoid, softplus, state_row
 from kernels.recurrent.segments import Segments
 
 _MAX_BLOCK_V = 32  # columns of a program: one row has enough programs, and few registers are used
@@ -26,15 +26,11 @@ def update_by_one_token(
     out: torch.Tensor,
 ) -> None:
     """Writes outputs and states of the segments that have one token; leaves the others alone."""
-    bounds = segments.bounds
     block_v = min(_MAX_BLOCK_V, triton.next_power_of_2(heads.value_dim))
     num_tiles = triton.cdiv(heads.value_dim, block_v)
     _step_kernel[(num_tiles, heads.num_values, len(segments))](
         channels, steps, heads.rates, heads.step_bias, states,
-        segments.before, segments.after, segments.is_first,
-        None if bounds is None else bounds.begin,
-        None if bounds is None else bounds.end,
-        out,
+        segments.before, segments.after, segments.is_first, segments.begin, segments.end, out,
         channels.stride(0),
         steps.stride(0),
         states.stride(0),
@@ -45,7 +41,7 @@ def update_by_one_token(
         DV=heads.value_dim,
         BLOCK_K=triton.next_power_of_2(heads.key_dim),
         BLOCK_V=block_v,
-        HAS_BOUNDS=bounds is not None,
+        HAS_BOUNDS=segments.bounds is not None,
         PDL=has_pdl(channels),
         num_warps=4,
         **launch_options(channels),
@@ -95,7 +91,7 @@ def _step_kernel(
     num_old = DK * (1 - tl.load(first_ptr + segment).to(tl.int32))
     in_row = head * (DK * DV) + d[:, None] * DV + v[None, :]
     inside = is_d[:, None] & is_v[None, :]
-    before = tl.multiple_of(tl.load(before_ptr + segment) * stride_states, 4)
+    before = state_row(before_ptr, segment, stride_states)
     is_old = (d < num_old)[:, None] & is_v[None, :]
     state = tl.load(states_ptr + before + in_row, mask=is_old, other=0.0)
     row_ptr = channels_ptr + token.to(tl.int64) * stride_channels
@@ -113,5 +109,5 @@ def _step_kernel(
     state += k[:, None] * correction[None, :]
     y = tl.sum(state * q[:, None], 0)
     tl.store(out_ptr + (token.to(tl.int64) * VALUES + head) * DV + v, y, mask=is_v)
-    after = tl.multiple_of(tl.load(after_ptr + segment) * stride_states, 4)
+    after = state_row(after_ptr, segment, stride_states)
     tl.store(states_ptr + after + in_row, state, mask=inside)

@@ -1,8 +1,20 @@
 # mypy: disable-error-code="untyped-decorator"
 """Functions that the recurrences have in common; results are float32."""
 
+import torch
 import triton
 import triton.language as tl
+
+
+def precision(channels: torch.Tensor) -> str:
+    """The precision of products of float32 numbers, by the type of the channels."""
+    return "tf32x3" if channels.dtype == torch.float32 else "tf32"
+
+
+@triton.jit
+def state_row(rows_ptr: tl.tensor, segment: tl.tensor, stride: tl.tensor) -> tl.tensor:
+    """The first number of a segment's row of states; see `check_rows`, of alignment 4."""
+    return tl.multiple_of(tl.load(rows_ptr + segment) * stride, 4)
 
 
 @triton.jit

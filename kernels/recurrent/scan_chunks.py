@@ -13,7 +13,14 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.pdl import has_pdl, launch_options
-from kernels.recurrent.functions import decays_between, product, softplus, weighted
+from kernels.recurrent.functions import (
+    decays_between,
+    precision,
+    product,
+    softplus,
+    state_row,
+    weighted,
+)
 from kernels.recurrent.segments import CHUNK, Segments
 from kernels.recurrent.selective_scan import ScanHeads
 
@@ -47,7 +54,7 @@ def scan_by_chunks(
         BLOCK_P=block_p,
         BLOCK_N=max(16, triton.next_power_of_2(heads.state_size)),
         CHUNK=CHUNK,
-        PRECISION="tf32x3" if is_exact else "tf32",
+        PRECISION=precision(channels),
         PDL=has_pdl(channels),
         num_warps=8,
         num_stages=1 if is_exact else 2,
@@ -98,7 +105,7 @@ def _scan_chunks_kernel(
     num_old = P * (1 - tl.load(first_ptr + segment).to(tl.int32))
     # The state is held as [N, P]: its rows in memory are columns here.
     in_row = head * (P * N) + p[None, :] * N + n[:, None]
-    before = tl.multiple_of(tl.load(before_ptr + segment) * stride_states, 4)
+    before = state_row(before_ptr, segment, stride_states)
     is_old = is_n[:, None] & (is_p & (p < num_old))[None, :]
     state = tl.load(states_ptr + before + in_row, mask=is_old, other=0.0)
     for first in range(begin, end, CHUNK):
@@ -127,5 +134,5 @@ def _scan_chunks_kernel(
         tl.store(out_ptr + to, y.to(out_ptr.dtype.element_ty), mask=wanted)
         left = wide * (dt * tl.exp((total - since).to(tl.float32)))[:, None]
         state = product(tl.trans(b), left, state * tl.exp(total.to(tl.float32)), PRECISION)
-    after = tl.multiple_of(tl.load(after_ptr + segment) * stride_states, 4)
+    after = state_row(after_ptr, segment, stride_states)
     tl.store(states_ptr + after + in_row, state, mask=is_n[:, None] & is_p[None, :])

@@ -10,7 +10,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.pdl import has_pdl, launch_options
-from kernels.recurrent.functions import softplus
+from kernels.recurrent.functions import softplus, state_row
 from kernels.recurrent.segments import Segments
 from kernels.recurrent.selective_scan import ScanHeads
 
@@ -26,15 +26,11 @@ def scan_one_token(
     out: torch.Tensor,
 ) -> None:
     """Writes outputs and states of the segments that have one token; leaves the others alone."""
-    bounds = segments.bounds
     block_p = min(_MAX_BLOCK_P, triton.next_power_of_2(heads.head_dim))
     num_tiles = triton.cdiv(heads.head_dim, block_p)
     _scan_step_kernel[(num_tiles, heads.num_heads, len(segments))](
         channels, steps, heads.parameters.decay, heads.parameters.skip, heads.step_bias, states,
-        segments.before, segments.after, segments.is_first,
-        None if bounds is None else bounds.begin,
-        None if bounds is None else bounds.end,
-        out,
+        segments.before, segments.after, segments.is_first, segments.begin, segments.end, out,
         channels.stride(0),
         steps.stride(0),
         states.stride(0),
@@ -44,7 +40,7 @@ def scan_one_token(
         N=heads.state_size,
         BLOCK_P=block_p,
         BLOCK_N=triton.next_power_of_2(heads.state_size),
-        HAS_BOUNDS=bounds is not None,
+        HAS_BOUNDS=segments.bounds is not None,
         PDL=has_pdl(channels),
         num_warps=4,
         **launch_options(channels),
@@ -94,7 +90,7 @@ def _scan_step_kernel(
             return
     num_old = P * (1 - tl.load(first_ptr + segment).to(tl.int32))
     in_row = head * (P * N) + p[:, None] * N + n[None, :]
-    before = tl.multiple_of(tl.load(before_ptr + segment) * stride_states, 4)
+    before = state_row(before_ptr, segment, stride_states)
     is_old = (is_p & (p < num_old))[:, None] & is_n[None, :]
     state = tl.load(states_ptr + before + in_row, mask=is_old, other=0.0)
     row_ptr = channels_ptr + token.to(tl.int64) * stride_channels
@@ -108,5 +104,5 @@ def _scan_step_kernel(
     y = tl.sum(state * c[None, :], 1) + skip * x
     to = token.to(tl.int64) * (H * P) + head * P + p
     tl.store(out_ptr + to, y.to(out_ptr.dtype.element_ty), mask=is_p)
-    after = tl.multiple_of(tl.load(after_ptr + segment) * stride_states, 4)
+    after = state_row(after_ptr, segment, stride_states)
     tl.store(states_ptr + after + in_row, state, mask=is_p[:, None] & is_n[None, :])

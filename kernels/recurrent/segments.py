@@ -54,6 +54,16 @@ class Segments:
     def __len__(self) -> int:
         return len(self.before)
 
+    @property
+    def begin(self) -> Tensor | None:
+        """The first token of each segment [S]; None: see `bounds`."""
+        return None if self.bounds is None else self.bounds.begin
+
+    @property
+    def end(self) -> Tensor | None:
+        """The token after each segment [S]; None: see `bounds`."""
+        return None if self.bounds is None else self.bounds.end
+
 
 def check_rows(states: Tensor, shape: tuple[int, ...], alignment: int = 1) -> None:
     """Raises ValueError unless states [R, *shape] have dense rows that begin at such multiples."""
