@@ -52,28 +52,30 @@ class InPlaceStep:
 
     def finish(self) -> None:
         """Makes what was written count, or has that wait for `SlotStates.settle`."""
-        if self._updates is not None:
-            self._states.settle_by(self._settle)
-        elif self._slots is not None:
+        if self._slots is None:
+            return
+        if self._updates is None:
             self._states.turn(self._slots)
+        else:
+            self._states.turn_once_settled(self._slots, self._update_again)
 
-    def _settle(self, num_refused: IntColumn) -> None:
-        """Updates sequences without their refused drafts, and makes what was written count."""
+    def _update_again(self, num_refused: IntColumn) -> None:
+        """Updates sequences with refused drafts without these."""
         assert self._updates is not None and self._slots is not None
         refusing = np.flatnonzero(num_refused)
-        if len(refusing):
-            which, refused = upload(self._slots.device, refusing, num_refused[refusing])
-            starts, slots = self._batch.cu_seqlens_q, self._slots[which]
-            begin, end = starts[which], starts[which + 1] - refused
-            again = Segments(
-                self._states.rows_before(slots),
-                self._states.rows_after(slots),
-                torch.zeros_like(which, dtype=torch.bool),  # what decodes has a past
-                Bounds.of(begin.int(), end.int(), self._num_tokens),
-            )
-            for update in self._updates:
-                update((again,))
-        self._states.turn(self._slots)
+        if not len(refusing):
+            return
+        which, refused = upload(self._slots.device, refusing, num_refused[refusing])
+        starts, slots = self._batch.cu_seqlens_q, self._slots[which]
+        begin, end = starts[which], starts[which + 1] - refused
+        again = Segments(
+            self._states.rows_before(slots),
+            self._states.rows_after(slots),
+            torch.zeros_like(which, dtype=torch.bool),  # what decodes has a past
+            Bounds.of(begin.int(), end.int(), self._num_tokens),
+        )
+        for update in self._updates:
+            update((again,))
 
     def _segments(self, is_first: Tensor) -> Segments:
         """A token of each sequence."""

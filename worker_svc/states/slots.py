@@ -74,8 +74,8 @@ class SlotStates:
             begin += _aligned(shape.num_bytes)
         self._place = torch.zeros(self._num_rows, dtype=torch.int64, device=device)
         self._place_once_worked = np.zeros(self._num_rows, dtype=np.int64)
-        # Of a step with drafts, until these are verified: see `settle`.
-        self._unsettled: Callable[[IntColumn], None] | None = None
+        # Slots [B] of a step with drafts, until these are verified, and what updates them again.
+        self._unsettled: tuple[Tensor, Callable[[IntColumn], None]] | None = None
         # The row that a slot reads in place of its own; 0, which is none's to share: its own.
         self._instead = torch.zeros(self._num_rows, dtype=torch.int64, device=device)
 
@@ -144,15 +144,19 @@ class SlotStates:
         slots, rows = self._of(snapshots)
         self._words.index_copy_(0, rows, self._words.index_select(0, self._at(slots)))
 
-    def settle_by(self, settle: Callable[[IntColumn], None]) -> None:
-        """Has `settle` called once the step's drafts are verified, with the refused ones [B]."""
-        self._unsettled = settle
+    def turn_once_settled(self, slots: Tensor, update: Callable[[IntColumn], None]) -> None:
+        """Has the new states of slots [B] count once the step's drafts are verified.
+
+        `update` is called before, with the number of refused ones [B], and writes the states again.
+        """
+        self._unsettled = slots, update
 
     def settle(self, num_refused: IntColumn) -> None:
         """See `StatesBySlot`."""
-        settle, self._unsettled = self._unsettled, None
-        assert settle is not None, "the step had no drafts"
-        settle(num_refused)
+        assert self._unsettled is not None, "the step had no drafts"
+        (slots, update), self._unsettled = self._unsettled, None
+        update(num_refused)
+        self.turn(slots)
 
     def commit(self, slots: IntColumn) -> None:
         """The step worked, and wrote the states of these slots."""

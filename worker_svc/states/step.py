@@ -108,13 +108,15 @@ class StateStep:
 
     def finish(self) -> None:
         """Makes what was written count, or has that wait for `SlotStates.settle`."""
-        if self._given is not None:
-            self._states.settle_by(self._settle)
-        elif self._slots is not None:
+        if self._slots is None:
+            return
+        if self._given is None:
             self._states.turn(self._slots)
+        else:
+            self._states.turn_once_settled(self._slots, self._update_again)
 
-    def _settle(self, num_refused: IntColumn) -> None:
-        """Updates sequences without their refused drafts, and makes what was written count."""
+    def _update_again(self, num_refused: IntColumn) -> None:
+        """Updates sequences with refused drafts without these."""
         assert self._given is not None and self._slots is not None
         for sequence in np.flatnonzero(num_refused).tolist():
             begin, end = self._firsts[sequence : sequence + 2]
@@ -128,4 +130,3 @@ class StateStep:
                 _, found = update(tuple(each[None, tokens] for each in inputs), states)
                 for name, key in keys.items():
                     self._states.put(key, after, found[name])
-        self._states.turn(self._slots)
