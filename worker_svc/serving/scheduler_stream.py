@@ -9,7 +9,7 @@ import time
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 
-from wire.versions import MINOR_WITH_DRAIN
+from wire.versions import MINOR_WITH_DRAFTS_OF_STATES, MINOR_WITH_DRAIN
 from worker_svc.process.failpoints import StreamFaults
 from worker_svc.protocol import codec
 from worker_svc.protocol.codec import Heartbeat, Hello
@@ -56,6 +56,8 @@ class SchedulerStream:
         self._running = (0, 0.0)  # (id of the running step or 0, start time in s)
         self._is_draining = False
         self._may_tell = hello.protocol_minor >= MINOR_WITH_DRAIN
+        # Whether the scheduler keeps drafts and snapshots of states apart.
+        self.may_draft_states = hello.protocol_minor >= MINOR_WITH_DRAFTS_OF_STATES
 
     @property
     def progress(self) -> StreamProgress:

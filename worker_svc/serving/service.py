@@ -154,7 +154,10 @@ class WorkerService:
         ).start()
         description = self._lifecycle.description
         assert description is not None  # set, since attach was accepted
-        greeting = worker_pb2.AttachResponse(description=to_description(description))
+        told = to_description(description)
+        if description.has_states and not stream.may_draft_states:
+            told.verifies_drafts = False
+        greeting = worker_pb2.AttachResponse(description=told)
         self._session.greet(stream, greeting.SerializeToString())
         answers = map(Sealer().seal, iter(lambda: _answer(context, stream.next_frame), None))
         yield from stream.faults.leaving(answers) if stream.faults else answers

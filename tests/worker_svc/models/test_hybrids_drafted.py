@@ -15,11 +15,13 @@ from scheduler_svc.core.invariants import check_invariants
 from scheduler_svc.engine import Engine
 from scheduler_svc.speculation.answered_step import AnsweredStep
 from scheduler_svc.speculation.options import Method, SpeculationOptions
-from tests.worker_svc.conftest import Worker, serving
+from scheduler_svc.speculation.start import problem_with_worker
+from tests.worker_svc.conftest import Attachment, Worker, serving
 from tests.worker_svc.transformers_models import test_served
 from tests.worker_svc.transformers_models.families import VOCAB_SIZE, write
 from tests.worker_svc.transformers_models.test_lengths import LONGEST
 from tests.worker_svc.transformers_models.test_served import generate, prompt_of
+from wire.versions import MINOR_WITH_DRAFTS_OF_STATES
 
 NUM_TOKENS = 8
 CONFIG = replace(
@@ -65,6 +67,19 @@ def worker(
     folder: Path = write(request.param, tmp_path_factory.mktemp("drafted") / request.param, sizes)
     with serving(CONFIG, folder) as running:
         yield running
+
+
+@pytest.mark.parametrize("minor", [3, 4])
+def test_a_scheduler_that_does_not_keep_drafts_from_snapshots_is_told_of_none(
+    worker: Worker, minor: int
+) -> None:
+    epoch = worker.describe().epoch + 1
+    attachment = Attachment(worker.channel, epoch, protocol_minor=minor)
+    told = attachment.receive_description()
+    attachment.close()
+    assert told.has_states and told.verifies_drafts == (minor >= MINOR_WITH_DRAFTS_OF_STATES)
+    without = problem_with_worker(SpeculationOptions(Method.NGRAM), told)
+    assert ("verifies no drafts" in without) == (minor < MINOR_WITH_DRAFTS_OF_STATES)
 
 
 async def test_drafts_and_the_cache_change_no_token_after_any_length(
