@@ -27,10 +27,9 @@ import numpy as np
 from bench.grammars import PERSON
 from bench.harness import checkpoints, spelling
 from bench.harness.records import Results, add_json, spread
-from bench.harness.tables import pages_for, tables
+from bench.harness.tables import Room, entering, pages_for
 from gateway.structure.structure import JsonSchema
 from worker_svc.config import GEMM_ALGORITHMS, MODEL_IMPLS, QUANTIZATIONS, WorkerConfig
-from worker_svc.protocol.kv_groups import LayerGroup
 from worker_svc.protocol.step import NewSequence, RowSampling, StepInput, StepOutput
 from worker_svc.runner.model_runner import ModelRunner, Pending
 from worker_svc.startup import startup
@@ -121,12 +120,11 @@ class MixedStep:
 def arrivals(runner: ModelRunner, shape: MixedStep, context: int, times: int) -> list[StepSample]:
     """A prompt of new tokens each time, in a slot of its own, into the rows that decode."""
     steps = Steps(runner)
-    groups, room = runner.limits.groups, max(context + WARM_STEPS + times + 1, shape.num_prompt)
+    longest = max(context + WARM_STEPS + times + 1, shape.num_prompt)
+    room = Room(runner.limits.groups, longest)
     rows = np.arange(shape.num_rows)
     if shape.num_rows:
-        new = tuple(
-            _sequence(slot, (context, context - 1), groups, room, PLAIN) for slot in rows.tolist()
-        )
+        new = tuple(_sequence(slot, context, context - 1, room, PLAIN) for slot in rows.tolist())
         steps.run(new_sequences=new, slots=rows, num_scheduled=np.ones_like(rows))
     found = []
     for index in range(WARM_STEPS + times):
@@ -134,7 +132,7 @@ def arrivals(runner: ModelRunner, shape: MixedStep, context: int, times: int) ->
         found.append(
             steps.run(
                 freed_slots=np.array([before] if index else [], dtype=np.int64),
-                new_sequences=(_sequence(arriving, (shape.num_prompt, 0), groups, room, PLAIN),),
+                new_sequences=(_sequence(arriving, shape.num_prompt, 0, room, PLAIN),),
                 slots=np.append(rows, arriving),
                 num_scheduled=np.append(np.ones_like(rows), shape.num_prompt),
             )
@@ -147,12 +145,11 @@ def asking(
 ) -> list[StepSample]:
     """Decode steps of as many rows as there are kinds, two in flight as they are when served."""
     steps = Steps(runner)
-    groups, room = runner.limits.groups, context + WARM_STEPS + times + 1
+    room = Room(runner.limits.groups, context + WARM_STEPS + times + 1)
     rows = np.arange(len(kinds))
     ones = np.ones_like(rows)
     new = tuple(
-        _sequence(slot, (context, context - 1), groups, room, kind)
-        for slot, kind in enumerate(kinds)
+        _sequence(slot, context, context - 1, room, kind) for slot, kind in enumerate(kinds)
     )
     steps.run(new_sequences=new, slots=rows, num_scheduled=ones)
     for _ in range(WARM_STEPS):
@@ -164,25 +161,10 @@ def asking(
 
 
 def _sequence(
-    slot: int,
-    num_tokens: tuple[int, int],
-    groups: Sequence[LayerGroup],
-    room: int,
-    sampling: RowSampling,
+    slot: int, num_tokens: int, num_computed: int, room: Room, sampling: RowSampling
 ) -> NewSequence:
-    """A sequence of so many tokens, of which so many are computed, with pages for `room`."""
-    known, computed = num_tokens
-    table, others = tables(groups, room, slot)
-    return NewSequence(
-        slot=slot,
-        request_id=str(slot),
-        token_ids=(np.arange(known, dtype=np.int32) * 7 + slot) % 1000 + 1,
-        num_prompt_tokens=known,
-        num_computed_tokens=computed,
-        block_ids=table,
-        sampling=sampling,
-        group_block_ids=others,
-    )
+    token_ids = (np.arange(num_tokens, dtype=np.int32) * 7 + slot) % 1000 + 1
+    return entering(slot, token_ids, num_computed, room, sampling)
 
 
 def main(arguments: Sequence[str]) -> int:

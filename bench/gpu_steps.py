@@ -25,7 +25,7 @@ import numpy as np
 
 from bench.harness import checkpoints
 from bench.harness.records import Results, add_json, spread
-from bench.harness.tables import pages_for, tables
+from bench.harness.tables import Room, entering, pages_for
 from worker_svc.config import (
     ALL_REDUCES,
     ATTENTION_BACKENDS,
@@ -40,7 +40,7 @@ from worker_svc.device.device import resolve_device, set_num_threads
 from worker_svc.parallel import group as parallel
 from worker_svc.parallel.group import ALONE, Group
 from worker_svc.protocol.kv_groups import LayerGroup
-from worker_svc.protocol.step import NewSequence, RowSampling, StepInput, StepOutput
+from worker_svc.protocol.step import RowSampling, StepInput, StepOutput
 from worker_svc.runner.model_runner import ModelRunner
 from worker_svc.startup import startup
 
@@ -104,8 +104,8 @@ def measure(runner: ModelRunner, options: Options, batch: int) -> Result:
     first = max(1, options.context - num_steps // 2)
     sampling = RowSampling(temperature=options.temperature, top_p=options.top_p)
     length = first + num_steps + 1
-    entering = side_by_side(batch, first, length, runner.limits.groups, sampling)
-    pending = deque([runner.launch(entering)])
+    first_step = side_by_side(batch, first, length, runner.limits.groups, sampling)
+    pending = deque([runner.launch(first_step)])
     device_us: list[float] = []
     host_s = 0.0
     for index in range(num_steps):
@@ -134,25 +134,15 @@ def side_by_side(
 
     No KV before it is computed: speed does not depend on the cache's content.
     """
-    new = []
-    for slot in range(batch):
-        table, others = tables(groups, length, slot)
-        new.append(
-            NewSequence(
-                slot=slot,
-                request_id=str(slot),
-                token_ids=np.full(context, 1 + slot, dtype=np.int32),
-                num_prompt_tokens=context,
-                num_computed_tokens=context - 1,
-                block_ids=table,
-                sampling=sampling,
-                group_block_ids=others,
-            )
-        )
+    room = Room(groups, length)
+    new = tuple(
+        entering(slot, np.full(context, 1 + slot, dtype=np.int32), context - 1, room, sampling)
+        for slot in range(batch)
+    )
     return StepInput(
         step_id=1,
         reset=True,
-        new_sequences=tuple(new),
+        new_sequences=new,
         slots=np.arange(batch),
         num_scheduled=np.ones(batch, dtype=np.int64),
     )

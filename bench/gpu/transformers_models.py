@@ -25,8 +25,9 @@ import torch
 
 from bench.harness import checkpoints, configs
 from bench.harness.records import Results, add_json, spread
+from bench.harness.tables import Room, entering
 from worker_svc.config import WorkerConfig
-from worker_svc.protocol.step import NewSequence, RowSampling, StepInput, StepOutput
+from worker_svc.protocol.step import RowSampling, StepInput, StepOutput
 from worker_svc.runner.model_runner import ModelRunner
 from worker_svc.startup import implementation, startup
 from worker_svc.startup.description import facts_of
@@ -163,19 +164,10 @@ def _steps_s(runner: ModelRunner, rows: int, options: Measurement) -> float:
 
 def _enter(runner: ModelRunner, rows: int, options: Measurement) -> None:
     """Lets the rows enter and computes all but the last of their prompts' tokens, in chunks."""
-    size = runner.limits.block_size
     length = options.context + _WARM_STEPS + options.steps + 8
-    needed = -(-length // size)
+    room, sampling = Room(runner.limits.groups, length), RowSampling(temperature=0.0, top_p=1.0)
     new = tuple(
-        NewSequence(
-            slot=slot,
-            request_id=str(slot),
-            token_ids=np.full(options.context, 1 + slot, dtype=np.int32),
-            num_prompt_tokens=options.context,
-            num_computed_tokens=0,
-            block_ids=np.arange(needed, dtype=np.int32) + 1 + slot * needed,
-            sampling=RowSampling(temperature=0.0, top_p=1.0),
-        )
+        entering(slot, np.full(options.context, 1 + slot, dtype=np.int32), 0, room, sampling)
         for slot in range(rows)
     )
     slots, budget = np.arange(rows), runner.limits.max_num_batched_tokens

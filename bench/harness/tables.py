@@ -1,13 +1,23 @@
 """Pages for sequences that a benchmark lets enter a runner by itself, by KV group."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from worker_svc.config import WorkerConfig
 from worker_svc.protocol.kv_groups import LayerGroup
+from worker_svc.protocol.step import NewSequence, RowSampling
 from worker_svc.startup.startup import LoadedModel
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """The pages of every sequence of a runner that a benchmark fills."""
+
+    groups: Sequence[LayerGroup]
+    num_tokens: int  # for so many, of which those before a window keep their pages too
 
 
 def num_pages(groups: Sequence[LayerGroup], num_tokens: int) -> int:
@@ -28,6 +38,27 @@ def tables(
         found.append(np.arange(first, first + count, dtype=np.int32))
         first += count
     return found[0], tuple(found[1:])
+
+
+def entering(
+    slot: int,
+    token_ids: NDArray[np.int32],
+    num_computed: int,
+    room: Room,
+    sampling: RowSampling,
+) -> NewSequence:
+    """A sequence that enters with pages of its own."""
+    table, others = tables(room.groups, room.num_tokens, slot)
+    return NewSequence(
+        slot=slot,
+        request_id=str(slot),
+        token_ids=token_ids,
+        num_prompt_tokens=len(token_ids),
+        num_computed_tokens=num_computed,
+        block_ids=table,
+        sampling=sampling,
+        group_block_ids=others,
+    )
 
 
 def pages_for(model: LoadedModel, config: WorkerConfig, num_rows: int) -> int:
