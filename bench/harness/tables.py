@@ -47,7 +47,10 @@ def entering(
     room: Room,
     sampling: RowSampling,
 ) -> NewSequence:
-    """A sequence that enters with pages of its own."""
+    """A sequence that enters with pages of its own.
+
+    If its model has states, those after its computed tokens are of the first snapshot: zeros.
+    """
     table, others = tables(room.groups, room.num_tokens, slot)
     return NewSequence(
         slot=slot,
@@ -58,6 +61,7 @@ def entering(
         block_ids=table,
         sampling=sampling,
         group_block_ids=others,
+        state_snapshot=1 if num_computed else 0,
     )
 
 

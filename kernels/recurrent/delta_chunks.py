@@ -27,7 +27,8 @@ from kernels.recurrent.functions import (
 )
 from kernels.recurrent.segments import CHUNK, Bounds, Segments
 
-_MAX_BLOCK_V = 32  # columns of a program's state
+# Columns of a program's state, and the least rows: see `scan_chunks`.
+_BLOCK_V, _LEAST_BLOCK_K = 32, 64
 _NUM_FACTORS = 4  # of each token of a chunk: see `_prepare_kernel`
 
 
@@ -44,8 +45,7 @@ def update_by_chunks(
     assert bounds is not None
     is_exact = channels.dtype == torch.float32
     factors, inverses, scores = _prepared(channels, steps, heads, bounds)
-    block_v = min(_MAX_BLOCK_V, max(16, triton.next_power_of_2(heads.value_dim)))
-    num_tiles = triton.cdiv(heads.value_dim, block_v)
+    num_tiles = triton.cdiv(heads.value_dim, _BLOCK_V)
     _follow_kernel[(num_tiles, heads.num_values, len(segments))](
         channels, factors, inverses, scores, states,
         segments.before, segments.after, segments.is_first, bounds.begin, bounds.end, out,
@@ -55,8 +55,8 @@ def update_by_chunks(
         VALUES=heads.num_values,
         DK=heads.key_dim,
         DV=heads.value_dim,
-        BLOCK_K=max(16, triton.next_power_of_2(heads.key_dim)),
-        BLOCK_V=block_v,
+        BLOCK_K=max(_LEAST_BLOCK_K, triton.next_power_of_2(heads.key_dim)),
+        BLOCK_V=_BLOCK_V,
         CHUNK=CHUNK,
         PARTS=_num_parts(channels),
         PRECISION=precision(channels),
@@ -93,7 +93,7 @@ def _prepared(
         KEYS=heads.num_keys,
         VALUES=heads.num_values,
         DK=heads.key_dim,
-        BLOCK_K=max(16, triton.next_power_of_2(heads.key_dim)),
+        BLOCK_K=max(_LEAST_BLOCK_K, triton.next_power_of_2(heads.key_dim)),
         CHUNK=CHUNK,
         PARTS=num_parts,
         PRECISION=precision(channels),

@@ -24,7 +24,9 @@ from kernels.recurrent.functions import (
 from kernels.recurrent.segments import CHUNK, Segments
 from kernels.recurrent.selective_scan import ScanHeads
 
-_MAX_BLOCK_P = 32  # rows of a program's state
+# Rows of a program's state, and the least columns: tensor cores of Hopper take products of such
+# sizes whole. Smaller ones are made in other ways, which gave wrong numbers (Triton 3.6, H100).
+_BLOCK_P, _LEAST_BLOCK_N = 32, 64
 
 
 def scan_by_chunks(
@@ -39,8 +41,7 @@ def scan_by_chunks(
     bounds = segments.bounds
     assert bounds is not None
     is_exact = channels.dtype == torch.float32
-    block_p = min(_MAX_BLOCK_P, max(16, triton.next_power_of_2(heads.head_dim)))
-    num_tiles = triton.cdiv(heads.head_dim, block_p)
+    num_tiles = triton.cdiv(heads.head_dim, _BLOCK_P)
     _scan_chunks_kernel[(num_tiles, heads.num_heads, len(segments))](
         channels, steps, heads.parameters.decay, heads.parameters.skip, heads.step_bias, states,
         segments.before, segments.after, segments.is_first, bounds.begin, bounds.end, out,
@@ -51,8 +52,8 @@ def scan_by_chunks(
         P=heads.head_dim,
         G=heads.num_groups,
         N=heads.state_size,
-        BLOCK_P=block_p,
-        BLOCK_N=max(16, triton.next_power_of_2(heads.state_size)),
+        BLOCK_P=_BLOCK_P,
+        BLOCK_N=max(_LEAST_BLOCK_N, triton.next_power_of_2(heads.state_size)),
         CHUNK=CHUNK,
         PRECISION=precision(channels),
         PDL=has_pdl(channels),

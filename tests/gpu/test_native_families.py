@@ -29,6 +29,8 @@ def answer(name: str) -> Answer:
     """Runs the tests of a family."""
     # Its own process of pytest: nothing of this one's, and of a run by several, is passed on.
     given = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
+    # Oracles compute on the CPU: with a thread for each core each, they would wait for each other.
+    given |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
     try:
         done = subprocess.run(

@@ -240,11 +240,11 @@ class BatchState:
         self.sampled_last = None
 
     def state_hashes(self, staged: Staged) -> StateHashes:
-        """What every live slot holds after a step; reads the rows of a device that is the host."""
+        """What every live slot holds after a step; waits for the device and copies its rows."""
         slots, num_computed, _ = staged.counts_after()
         width = int(staged.table.columns["num_blocks"][slots].max(initial=0))
-        tables = self.block_tables[:, :width].numpy()[slots]
-        tokens = self.token_rows.numpy()[slots, np.maximum(num_computed - 1, 0)]
+        tables = self.block_tables[:, :width].cpu().numpy()[slots]
+        tokens = self.token_rows.cpu().numpy()[slots, np.maximum(num_computed - 1, 0)]
         sums = table_sums(tables, self._block_weights)
         return StateHashes(slots, slot_hashes(slots, sums, num_computed, tokens))
 

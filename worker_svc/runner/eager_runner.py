@@ -90,6 +90,7 @@ class EagerRunner(ModelRunner):
         drawn = Drawn(tokens, logprobs, sampling.logits_processors.problems())
         if rows.drafts is not None:
             drawn = self._accept(rows, drawn)
+        clock.wait()  # the copy is done, but its mark comes after it
         forward_us, sample_us, copy_us = clock.spans_us()
         timings = StepTimings(queue_us, prepare_us, forward_us, sample_us, copy_us, clock.idle_us())
         output = to_output(step_id, rows, drawn, timings)
