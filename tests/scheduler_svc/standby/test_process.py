@@ -79,12 +79,25 @@ class Pair:
         async with asyncio.timeout(patience(40)):
             while True:
                 for port in self.ports:
-                    if port not in self.processes or self.processes[port].poll() == FENCED_OUT:
+                    if port not in self.processes:
                         self.start(port)
+                self.restart_fenced_out()
                 for active, other in (self.ports, self.ports[::-1]):
                     if await self.is_active(active) and await self.is_warm(other):
                         return active, other
                 await asyncio.sleep(0.05)
+
+    def restart_fenced_out(self) -> None:
+        """Starts those again that another scheduler has fenced out."""
+        for port, process in list(self.processes.items()):
+            if process.poll() == FENCED_OUT:
+                self.start(port)
+
+    def story(self) -> str:
+        """What is known of both schedulers, for a test that fails."""
+        ends = {port: process.poll() for port, process in self.processes.items()}
+        logs = [f"{port}\n{(self.folder / f'{port}.log').read_text()}" for port in self.ports]
+        return "\n".join([f"exit codes {ends}, the worker's epoch {self.worker.epoch}", *logs])
 
     async def until_active(self, port: int) -> None:
         async with asyncio.timeout(patience(40)):
@@ -106,6 +119,23 @@ class Pair:
             for live in lives:
                 self.link.close(live)
             return told
+
+    @asynccontextmanager
+    async def supervised(self) -> AsyncIterator[None]:
+        """Restarts what is fenced out meanwhile; a failure tells what the schedulers logged."""
+
+        async def restart() -> None:
+            while True:
+                self.restart_fenced_out()
+                await asyncio.sleep(0.1)
+
+        restarting = asyncio.create_task(restart())
+        try:
+            yield
+        except TimeoutError as late:
+            raise AssertionError(self.story()) from late
+        finally:
+            restarting.cancel()
 
 
 def _asked(number: int) -> Submission:
@@ -195,4 +225,5 @@ async def test_a_standby_that_dies_is_not_missed_and_both_may_die(tmp_path: Path
             for port in made.ports:
                 made.start(port)
 
-        assert await made.answers(kill_both) == calm
+        async with made.supervised():  # two that begin at once may both take the worker
+            assert await made.answers(kill_both) == calm
