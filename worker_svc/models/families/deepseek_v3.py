@@ -21,5 +21,4 @@ FAMILY = Family(
     keys=latents.KEYS,
     neutral=latents.NEUTRAL,
     inert=latents.INERT,
-    measured_on_cuda=False,
 )

@@ -30,5 +30,4 @@ FAMILY = Family(
     "glm4_moe",
     read,
     keys=experts.ROUTED_KEYS | {DRAFTING, "attention_bias", "use_qk_norm"},
-    measured_on_cuda=False,
 )

@@ -32,5 +32,4 @@ FAMILY = Family(
     keys=latents.KEYS | {FEEDS},
     neutral=latents.NEUTRAL,
     inert=latents.INERT,
-    measured_on_cuda=False,
 )

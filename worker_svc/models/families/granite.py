@@ -41,6 +41,4 @@ def decoder(config: ConfigJson, *, mlp_bias: bool = False) -> ModelSpec:
     )
 
 
-FAMILY = Family(
-    "GraniteForCausalLM", "granite", read, keys=KEYS | {"mlp_bias"}, measured_on_cuda=False
-)
+FAMILY = Family("GraniteForCausalLM", "granite", read, keys=KEYS | {"mlp_bias"})

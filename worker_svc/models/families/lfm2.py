@@ -129,5 +129,4 @@ FAMILY = Family(
             "theta",
         }
     ),
-    measured_on_cuda=False,
 )

@@ -50,5 +50,4 @@ FAMILY = Family(
         "routed_scaling_factor",
         "use_expert_bias",
     },
-    measured_on_cuda=False,
 )

@@ -81,5 +81,4 @@ FAMILY = Family(
     keys=experts.KEYS | {LAYER_KINDS, TURNING},
     neutral=NEUTRAL,
     inert=INERT,
-    measured_on_cuda=False,
 )
