@@ -2,7 +2,6 @@
 
     python -m bench.compare.speculation [--model FILE] [--method ngram suffix] [--streams 1 8]
     python -m bench.compare.speculation --method draft_model [--draft-model FILE] [--deepened 4]
-    python -m bench.compare.speculation --widened qwen3-8b --device cuda --dtype bfloat16
 
 Prompts whose answers repeat them (edit this code, summarize this text, fill this JSON) are answered
 greedily, and prompts of random tokens at temperature 1, `--streams` at a time. Several streams have
@@ -27,8 +26,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pagewire
-from bench.compare.widened import widened
-from bench.harness import checkpoints
 from bench.harness.checkpoints import deepened
 from bench.harness.records import Results
 from bench.harness.repeating import REPEATING, random_prompts
@@ -70,9 +67,6 @@ def main(arguments: Sequence[str]) -> int:
             deep = Path(stack.enter_context(TemporaryDirectory())) / "deep"
             plain = options.model or ensure()
             options.model = deepened(plain, deep, options.deepened, MAX_MODEL_LEN)
-        if options.widened:
-            room = stack.enter_context(checkpoints.room(options.widened))
-            options.model = widened(options.model or ensure(), room, options.widened)
         clients = {
             name: stack.enter_context(served(options, config, device=options.device))
             for name, config in configs.items()
@@ -93,7 +87,6 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     add("--method", nargs="+", default=["ngram"], choices=["ngram", "suffix", "draft_model"])
     add("--draft-model", type=Path, help="folder or GGUF file (default: the model itself)")
     add("--deepened", type=int, metavar="TIMES", help="serve the folder's model with more layers")
-    add("--widened", choices=checkpoints.SHAPES, help="serve the folder's model in this shape")
     add("--device", choices=("cpu", "cuda"), default="cpu")
     add("--tokens", type=int, default=4, help="num_speculative_tokens")
     add("--streams", type=int, nargs="+", default=[1], help="requests at a time")

@@ -1,1 +1,1 @@
-"""Calls on a GPU: collectives and GEMM algorithms, timed by themselves."""
+"""Parts of a worker on a GPU, timed by themselves."""

@@ -1,1 +1,1 @@
-"""Benchmarks and pictures of the page."""
+"""The pictures of the page."""
