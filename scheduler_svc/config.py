@@ -11,6 +11,7 @@ from scheduler_svc.journal.options import (
     add_record_options,
     take_record_options,
 )
+from scheduler_svc.kv_events.options import KvEventOptions, add_kv_events_option, take_kv_events
 from scheduler_svc.speculation.options import (
     SpeculationOptions,
     add_speculation_option,
@@ -78,6 +79,7 @@ class ServiceConfig:
     metrics_tenants: int = 0  # tenants that metrics name
     write_timeout_s: float = 60.0
     record: RecordOptions | None = None
+    kv_events: KvEventOptions | None = None  # None: nothing is published
     drain_timeout_s: float = 60.0  # that running requests have after SIGTERM
     worker_dns: tuple[str, ...] = ()  # name:port, each of whose addresses is a worker group
     worker_dns_period_s: float = 2.0  # between two lookups
@@ -158,6 +160,7 @@ def parse(arguments: list[str] | None = None) -> ServiceConfig:
     try:
         options["speculative_config"] = take_speculation(options)
         options["record"] = take_record_options(options)
+        options["kv_events"] = take_kv_events(options)
         options["identity"] = take_identity(options)
         options["logs"], options["tracing"] = take_logging(options), take_tracing(options)
         return ServiceConfig(**options)
@@ -182,6 +185,7 @@ def make_parser() -> argparse.ArgumentParser:
     _add_policy_options(parser)
     _add_admission_options(parser)
     add_record_options(parser)
+    add_kv_events_option(parser)
     _add_metrics_options(parser)
     add_logging_options(parser)
     parser.add_argument("--log-steps", action="store_true", help="log one line for each step")

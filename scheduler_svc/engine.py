@@ -226,7 +226,10 @@ class Engine:
 
     def reset_prefix_cache(self) -> int:
         """Empties the prefix caches; returns the number of blocks forgotten."""
-        return sum(group.core.reset_prefix_cache() for group in self.groups if group.core)
+        num_blocks = sum(group.core.reset_prefix_cache() for group in self.groups if group.core)
+        for group in self.groups:
+            group.tell_cache_changes()
+        return num_blocks
 
     # --- groups ----------------------------------------------------------------------------------
 
@@ -249,6 +252,8 @@ class Engine:
                 named if server_name else self._open_channel,
                 lambda: self.is_ready,
             )
+            taken = {other.rank for other in self.groups}
+            group.rank = next(rank for rank in range(len(taken) + 1) if rank not in taken)
             self.groups.append(group)
         group.source = source
         group.is_kept = False

@@ -21,6 +21,7 @@ from scheduler_svc.core_config import check_successor, core_config
 from scheduler_svc.explain.trace import Trace
 from scheduler_svc.journal.recorder import Recorder
 from scheduler_svc.journal.start import make_core
+from scheduler_svc.kv_events.start import Publisher, open_publisher
 from scheduler_svc.observe.step_profile import LoopProfile
 from scheduler_svc.speculation.start import problem_with_worker
 from scheduler_svc.stepping import ProfiledStepping, Stepping
@@ -90,6 +91,8 @@ class WorkerGroup:
         self.verdict = LossVerdict(has_others)
         self._incarnation = 0
         self._claimed_epoch = 0  # perhaps taken by the worker, though unanswered
+        self.rank = 0  # among the groups, for readers of KV events
+        self.publisher: Publisher | None = None  # of KV events, if they are published
         self._left = asyncio.Event()  # set when it is dismissed
         self._is_let_go = False  # drained, and its stream closed for that
 
@@ -213,9 +216,11 @@ class WorkerGroup:
             await self.worker.close()
 
     def close(self) -> None:
-        """Ends the recording, once `run` has ended for good."""
+        """Ends the recording and the KV events, once `run` has ended for good."""
         if self.recorder is not None:
             self.recorder.close()
+        if self.publisher is not None:
+            self.publisher.close()
 
     async def _pause(self, duration_s: float) -> None:
         """Waits before the next attempt; not longer than until the group is dismissed."""
@@ -297,6 +302,10 @@ class WorkerGroup:
             limits, options = core_config(self._config, worker), self._config.record
             made = make_core(limits, worker, self.address, options)
             self.core, self.recorder = made.core, made.recorder
+            if self._config.kv_events is not None:
+                self.core.follow_caches()
+                groups = self.core.config.groups
+                self.publisher = open_publisher(self._config.kv_events, self.rank, groups)
             if self.is_dismissed:
                 self.core.migration.close()
             return
@@ -347,6 +356,14 @@ class WorkerGroup:
             answer = await link.receive()
             self.expire()
             self._observed(plain).apply(answer)  # by a recording that began meanwhile, too
+            self.tell_cache_changes()
+
+    def tell_cache_changes(self) -> None:
+        """Has the changes of the prefix caches published that are true by now."""
+        if self.publisher is None or self.core is None:
+            return
+        if changes := self.core.take_cache_changes():
+            self.publisher.publish(changes)
 
     def _observed(self, plain: Stepping) -> Stepping:
         return plain if self.profile is None else ProfiledStepping(plain, self.profile)
@@ -379,6 +396,7 @@ class WorkerGroup:
             return
         core.now_s = time.monotonic()
         num_ran = core.worker_lost()
+        self.tell_cache_changes()
         if self._is_let_go:
             logger.info("worker %s is drained", self.address)
             self._set_ready(False, why)

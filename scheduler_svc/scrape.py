@@ -179,14 +179,21 @@ class SchedulerScrape:
             "Times that its worker was lost; each began a recovery.",
             labels=_WORKER,
         )
+        dropped = CounterMetricFamily(
+            _PREFIX + "kv_event_batches_dropped_total",
+            "Batches of KV events that found no room to wait.",
+            labels=_WORKER,
+        )
         for group in self._engine.groups:
             ready.add_metric([group.address], float(group.is_ready))
             epoch.add_metric([group.address], float(group.epoch))
             losses.add_metric([group.address], float(group.num_recoveries))
+            num_dropped = 0 if group.publisher is None else group.publisher.num_dropped
+            dropped.add_metric([group.address], float(num_dropped))
             backlog_s = _backlog_s(group)
             if backlog_s is not None:
                 backlog.add_metric([group.address], backlog_s)
-        yield from (ready, epoch, backlog, losses)
+        yield from (ready, epoch, backlog, losses, dropped)
 
     def _as_vllm(self, counts: SchedulerCounts, totals: list[float]) -> Iterator[Metric]:
         model = self._engine.model

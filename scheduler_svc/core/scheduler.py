@@ -20,6 +20,7 @@ from scheduler_svc.core.history.migration import Migration
 from scheduler_svc.core.history.output_lengths import OutputLengths
 from scheduler_svc.core.history.recent import Recent
 from scheduler_svc.core.history.rescue import Unfinished, rescue
+from scheduler_svc.core.kv.cache_changes import Change
 from scheduler_svc.core.queue.deadlines import Deadlines, expiry_of
 from scheduler_svc.core.queue.intake import Intake
 from scheduler_svc.core.queue.requirement_waits import Preparations
@@ -192,6 +193,15 @@ class Scheduler:
         """Empties the prefix cache; running sequences continue. Returns how many blocks it held."""
         return self.internal_state.forget_prefixes()
 
+    def follow_caches(self) -> None:
+        """Has changes of the prefix caches noted from now on; no plan depends on it."""
+        self.internal_state.follow_caches()
+
+    def take_cache_changes(self) -> list[Change]:
+        """Removes and returns the changes of the prefix caches that answered steps made true."""
+        state = self.internal_state
+        return [] if state.changes is None else state.changes.take(state.acked_step)
+
     def _end(self, sequence: Sequence) -> None:
         """Removes a sequence from slots, queue and indexes; the caller renews the running set."""
         self.internal_state.remove(sequence)
@@ -284,6 +294,7 @@ class Scheduler:
         """
         plan = check_result(self._in_flight[0] if self._in_flight else None, result)
         state = self.internal_state
+        state.note_step(self.last_step_id)
         self._unfinished = Unfinished(plan, state.table.num_tokens[plan.sampled_slots])
         self._in_flight.popleft()
         self.counters.answered(plan, result)

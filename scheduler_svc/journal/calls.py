@@ -67,6 +67,7 @@ QUESTIONS = frozenset(
     (
         "can_hold",
         "find",
+        "follow_caches",  # notes for those outside, on which no plan depends
         "is_cutting",
         "last_step_id",
         "live",
@@ -78,6 +79,7 @@ QUESTIONS = frozenset(
         "num_running",
         "num_waiting",
         "oldest_in_flight",
+        "take_cache_changes",
     )
 )
 

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from scheduler_svc.core.kv.cache_changes import CacheChanges, Cleared
 from scheduler_svc.core.kv.prefix_cache import NULL_BLOCK, PrefixCache
 
 
@@ -40,6 +41,11 @@ class BlockPool:
         self._ref_count = array("i", bytes(4 * num_blocks))
         self._next = array("i", [*range(1, num_blocks), NULL_BLOCK])
         self._prev = array("i", [num_blocks - 1, *range(num_blocks - 1)])
+
+    def follow(self, changes: CacheChanges) -> None:
+        """Has all later changes of what can be found noted."""
+        for group, cache in enumerate(self.caches):
+            cache.group, cache.changes = group, changes
 
     @property
     def num_usable(self) -> int:
@@ -146,6 +152,8 @@ class BlockPool:
 
     def forget_contents(self) -> int:
         """Empties the caches; returns the number of blocks that had content."""
+        if (changes := self.cache.changes) is not None:
+            changes.add(Cleared())
         return sum(cache.clear() for cache in self.caches)
 
     def _evict(self, block_id: int) -> None:

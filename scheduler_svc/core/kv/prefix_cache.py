@@ -6,16 +6,27 @@ pool hands the block out again, so a hit never refers to overwritten memory.
 
 from array import array
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from scheduler_svc.core.kv.cache_changes import BlockRemoved, BlockStored, CacheChanges
 from scheduler_svc.core.request.block_hash import NO_PARENT
 from scheduler_svc.core.request.identity import Digests
 from scheduler_svc.core.request.request import TokenIds
 
 NO_ORIGIN = 0  # both halves of the origin of a block that has none
 NULL_BLOCK = 0  # filler of block tables, never handed out
+
+
+@dataclass(frozen=True, slots=True)
+class BlockKeys:
+    """What a block's content depends on besides its tokens and the block before it."""
+
+    is_first: bool  # of its chain
+    texts: tuple[str, ...]  # salt, pictures
+    adapter_id: str
 
 
 class PrefixCache:
@@ -38,6 +49,8 @@ class PrefixCache:
         # [num_blocks, 2] origins; None before the first block that has one.
         self._origins: Digests | None = None
         self.num_evictions = 0  # contents forgotten because their block was reused
+        self.changes: CacheChanges | None = None  # None: no one follows them
+        self.group = 0  # its number, for those who follow
 
     def __len__(self) -> int:
         return len(self._hash_of)
@@ -131,10 +144,12 @@ class PrefixCache:
         parents: NDArray[np.uint64],
         token_ids: NDArray[np.integer],
         origins: Digests | None = None,
+        keys: Sequence[BlockKeys] = (),
     ) -> None:
         """Adds full blocks: row i of `token_ids` [n, block_size] is the content of block_ids[i].
 
-        `origins` [n, 2] are None where none of them has one.
+        `origins` [n, 2] are None where none of them has one. `keys` are needed where changes are
+        followed.
         """
         for block_id, block_hash in zip(block_ids.tolist(), hashes, strict=True):
             self._hash_of[block_id] = block_hash
@@ -148,6 +163,27 @@ class PrefixCache:
             self._origins = np.zeros((len(self._parents), 2), dtype=np.uint64)
         if self._origins is not None:
             self._origins[index] = NO_ORIGIN if origins is None else origins
+        if self.changes is not None:
+            self._note_stored(self.changes, block_ids, hashes, parents, token_ids, keys)
+
+    def _note_stored(
+        self,
+        changes: CacheChanges,
+        block_ids: NDArray[np.int32],
+        hashes: Sequence[int],
+        parents: NDArray[np.uint64],
+        token_ids: NDArray[np.integer],
+        keys: Sequence[BlockKeys],
+    ) -> None:
+        """Notes the contents that no other block has; of equal ones the first counts."""
+        content = token_ids.astype(np.int32)  # a copy: rows of slots change
+        rows = zip(block_ids.tolist(), hashes, parents.tolist(), content, keys, strict=True)
+        for block_id, block_hash, parent, tokens, key in rows:
+            if self._block_of[block_hash] == block_id:
+                before = None if key.is_first else parent
+                changes.add(
+                    BlockStored(self.group, block_hash, before, tokens, key.texts, key.adapter_id)
+                )
 
     def evict(self, block_id: int) -> None:
         """Forgets a block's content; another block with the same content replaces it."""
@@ -164,6 +200,8 @@ class PrefixCache:
             self._block_of[block_hash] = others.pop()
         else:
             del self._block_of[block_hash]
+            if self.changes is not None:
+                self.changes.add(BlockRemoved(self.group, block_hash))
         if others is not None and not others:
             del self._duplicates[block_hash]
 

@@ -1,12 +1,15 @@
 """Sealing: adds blocks with known and computed tokens to the prefix cache."""
 
+from collections.abc import Iterable
+
 import numpy as np
 from numpy.typing import NDArray
 
 from scheduler_svc.core.kv.block_table import BlockTable
-from scheduler_svc.core.kv.prefix_cache import PrefixCache
+from scheduler_svc.core.kv.prefix_cache import BlockKeys, PrefixCache
 from scheduler_svc.core.kv.slots import Index, SlotTable
 from scheduler_svc.core.request import block_hash
+from scheduler_svc.core.request.request import Request
 
 Caches = tuple[PrefixCache, ...]  # by group
 
@@ -58,7 +61,12 @@ def _seal_next(
     parents = blocks.last_hash[index]
     hashes = block_hash.extend(parents, token_ids)
     origins = table.origin[index] if table.origin_slots else None
-    cache.insert(blocks.block_table[place], hashes, parents, token_ids, origins)
+    keys: list[BlockKeys] = []
+    if cache.changes is not None:
+        for sequence, block in zip(map(table.sequence.__getitem__, index), sealed, strict=True):
+            assert sequence is not None
+            keys += _keys(sequence.request, (int(block),), blocks.block_size)
+    cache.insert(blocks.block_table[place], hashes, parents, token_ids, origins, keys)
     blocks.last_hash[index] = hashes
     blocks.num_sealed[index] = sealed + 1
     blocks.seal_at[index] += blocks.block_size
@@ -77,7 +85,26 @@ def _seal_until(
     block_ids = blocks.block_table[slot, begin:until]
     content, origins = token_ids.reshape(-1, size)[begin:], sequence.origins
     of_blocks = None if origins is None else origins.of_blocks(begin, until, size)
-    cache.insert(block_ids, hashes[begin:], parents, content, of_blocks)
+    keys = () if cache.changes is None else _keys(sequence.request, range(begin, until), size)
+    cache.insert(block_ids, hashes[begin:], parents, content, of_blocks, keys)
     blocks.last_hash[slot] = hashes[-1]
     blocks.num_sealed[slot] = until
     blocks.seal_at[slot] = (until + 1) * size
+
+
+def _keys(request: Request, blocks: Iterable[int], size: int) -> list[BlockKeys]:
+    """What some blocks of a request depend on besides their tokens."""
+    salt = (request.cache_salt,) if request.cache_salt else ()
+    return [
+        BlockKeys(
+            block == 0,
+            (() if block else salt)
+            + tuple(
+                f"{extra.content_id:032x}"
+                for extra in request.extras
+                if extra.begin < (block + 1) * size and block * size < extra.end
+            ),
+            request.adapter_id,
+        )
+        for block in blocks
+    ]

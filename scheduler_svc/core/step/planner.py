@@ -60,6 +60,13 @@ class Planner:
 
     def plan(self, most_prompt_tokens: int | None, drafts: Drafts) -> StepPlan | None:
         """Plans the next step; None when there is nothing to compute now."""
+        self._state.note_step(self._next_step_id)
+        plan = self._plan(most_prompt_tokens, drafts)
+        if plan is None:
+            self._state.note_step(self.last_step_id)
+        return plan
+
+    def _plan(self, most_prompt_tokens: int | None, drafts: Drafts) -> StepPlan | None:
         self._budget.limit_prompts(most_prompt_tokens)
         self._admission.make_way()
         if self._has_window:
@@ -220,6 +227,7 @@ class Planner:
     def _commit(self, draft: Draft, is_grant: bool = False) -> StepPlan:
         """Marks the running rows' tokens as computed and turns the draft into a plan."""
         state, step_id = self._state, draft.step_id
+        state.note_step(step_id + draft.num_steps - 1)
         sampled = self._book(draft, step_id)
         slots, chunks, computed = draft.slots, draft.chunks, draft.computed
         num_prefill_tokens = self._num_prefill_tokens(draft)

@@ -13,6 +13,7 @@ import numpy as np
 from scheduler_svc.core.kv.block_moves import BlockMoves
 from scheduler_svc.core.kv.block_pool import BlockPool
 from scheduler_svc.core.kv.block_table import BlockTable, TableRow
+from scheduler_svc.core.kv.cache_changes import CacheChanges
 from scheduler_svc.core.kv.host_pool import HostPool
 from scheduler_svc.core.kv.prefix_cache import NULL_BLOCK
 from scheduler_svc.core.kv.slots import RunningSet, SlotTable
@@ -58,6 +59,7 @@ class SchedulerState:
         self._num_evictions_before = 0  # of earlier workers' pools
         self._block_sizes = [group.block_size for group in config.groups]
         self.pool = BlockPool(config.num_blocks, *self._block_sizes)
+        self.changes: CacheChanges | None = None  # of the prefix caches, if they are followed
         self.is_worker_away = False
         self.is_closed = False  # no sequence enters that has not run
         self._next_number = 0
@@ -73,6 +75,9 @@ class SchedulerState:
         self._moves = BlockMoves()  # since the last plan
         self._num_evictions_before += self.pool.num_evictions
         self.pool = BlockPool(num_blocks, *self._block_sizes)
+        if self.changes is not None:
+            self.changes.clear()
+            self.pool.follow(self.changes)
         self.running = RunningSet(())
         self.free_slots = list(reversed(range(self.config.max_num_seqs)))
         self.freed_slots: list[int] = []  # since the last plan, to be reported to the worker
@@ -80,6 +85,17 @@ class SchedulerState:
         self.num_fenced_blocks = 0
         self.departed: dict[int, Sequence] = {}  # fenced slot to the sequence that awaits its token
         self._fenced: list[_Fenced] = []
+
+    def follow_caches(self) -> None:
+        """Has changes of the prefix caches noted from now on, if there are any."""
+        if self.config.enable_prefix_caching:
+            self.changes = CacheChanges()
+            self.pool.follow(self.changes)
+
+    def note_step(self, step_id: int) -> None:
+        """Says which step's answer makes true what changes from now on."""
+        if self.changes is not None:
+            self.changes.step_id = step_id
 
     def receive(self, sequence: Sequence) -> None:
         """Adds a new sequence."""

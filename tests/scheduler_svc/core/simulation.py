@@ -24,6 +24,7 @@ from scheduler_svc.core import (
 )
 from scheduler_svc.core.invariants import check_invariants
 from scheduler_svc.core.step.plan import NO_DRAFTS
+from tests.scheduler_svc.core.cache_reader import CacheReader
 from tests.scheduler_svc.core.fake_worker import FakeWorker, sampled_token
 from tests.scheduler_svc.core.transitions import CacheTruth, FreeQueueWatch
 
@@ -42,6 +43,8 @@ class Simulation:
         self.ends: dict[int, FinishReason] = {}  # by handle
         self.num_lost = 0
         self._free_queue = FreeQueueWatch()
+        self.scheduler.follow_caches()
+        self.reader = CacheReader(config.groups)
         self._cache_truths = [CacheTruth(*one) for one in enumerate(config.groups)]
 
     def _fresh_worker(self) -> FakeWorker:
@@ -222,6 +225,7 @@ class Simulation:
         """Checks the state: consistent, a valid successor, and matching the worker's memory."""
         check_invariants(self.scheduler)
         self._free_queue.check(self.scheduler, may_forget)
+        self.reader.check(self.scheduler)
         for truth in self._cache_truths:
             truth.check(self.scheduler, self.worker)
 

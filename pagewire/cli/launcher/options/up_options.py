@@ -64,6 +64,12 @@ PASSED = (
         "what drafts tokens, to verify several in a step; the worker loads a draft model of it",
         "JSON",
     ),
+    Passed(
+        "kv-events-config",
+        "scheduler",
+        "publish which blocks the prefix caches hold, over ZMQ, for routers",
+        "JSON",
+    ),
     Passed("policy", "scheduler", "order of the queue: fcfs, priority or fair", "NAME"),
     Passed("max-waiting-requests", "scheduler", "most waiting requests; 0: no limit", "N", int),
     Passed("no-prefix-caching", "scheduler", "compute every prompt in full"),

@@ -1,0 +1,1 @@
+"""Tells routers which blocks the prefix caches hold, as readers of vLLM's events know it."""
