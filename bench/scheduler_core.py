@@ -65,7 +65,7 @@ def make_scheduler(num_running: int, context: int, num_waiting: int) -> Schedule
 
 
 def has_prefill(scheduler: Scheduler) -> bool:
-    """Whether a request has more than one token to compute."""
+    """True if a request has more than one token to compute."""
     view, slots = scheduler.view, scheduler.view.running_slots()
     return bool((view.num_planned[slots] - view.num_computed[slots] > 1).any())
 

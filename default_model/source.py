@@ -30,7 +30,7 @@ class GgufSource:
 
 
 def is_installed(distribution: str = DISTRIBUTION) -> bool:
-    """Whether the package is in this environment."""
+    """True if the package is in this environment."""
     try:
         metadata.distribution(distribution)
     except metadata.PackageNotFoundError:

@@ -23,7 +23,7 @@ MIN_CAPABILITY = {torch.float8_e4m3fn: (8, 9), torch.float8_e5m2: (8, 0)}
 
 
 def is_fp8(dtype: torch.dtype) -> bool:
-    """Whether it is a type of this module."""
+    """True if it is a type of this module."""
     return dtype in LARGEST
 
 
@@ -68,5 +68,5 @@ def narrowed(x: Tensor, inverse: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def widened(stored: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
-    """What stored keys or values [..., Hkv, D] count as, in this type; `scale` is [Hkv]."""
+    """The numbers of stored keys or values [..., Hkv, D], in this type; `scale` is [Hkv]."""
     return (stored.float() * scale.unsqueeze(-1)).to(dtype)

@@ -22,14 +22,14 @@ def _target_has_pdl() -> bool:
 
 
 def has_pdl(x: torch.Tensor) -> bool:
-    """Whether kernels on the device of `x` can overlap this way."""
+    """True if kernels on the device of `x` can overlap this way."""
     if x.is_cuda:
         return _device_has_pdl(x.get_device())
     return x.is_meta and _target_has_pdl()  # compiled but not run
 
 
 def is_compiled(x: torch.Tensor) -> bool:
-    """Whether Triton compiles kernels launched with `x`; if not, it interprets them."""
+    """True if Triton compiles kernels launched with `x`; if not, it interprets them."""
     return x.is_cuda or x.is_meta
 
 

@@ -661,7 +661,7 @@ def paged_decode_attention(
 def restrict_rows(
     logits: Tensor, rows: Tensor, masks_of_rows: Tensor, was_finite: Tensor, masks: Tensor
 ) -> Tensor:
-    """Of each row only what its mask allows, NaN if that is nothing; returns `has_choice` [N].
+    """Leaves each row only what its mask allows, NaN if that is nothing; returns `has_choice` [N].
 
     What is not allowed has the lowest finite logit. Only the first logit of a row becomes NaN.
     """

@@ -131,7 +131,7 @@ def check_target(target: str) -> None:
 
 
 def is_local(target: str) -> bool:
-    """Whether a gRPC target is on this machine."""
+    """True if a gRPC target is on this machine."""
     if target.startswith(("unix:", "unix-abstract:")):
         return True
     address = target.rpartition("/")[2]  # dns:///host:port

@@ -46,7 +46,7 @@ class _Output:
         return self._assembly.read(response)
 
     def _is_whole(self, error: grpc.RpcError) -> bool:
-        """Whether the connection was lost after the end of all outputs: nothing is missing."""
+        """True if the connection was lost after the end of all outputs: nothing is missing."""
         return self._assembly.is_finished and error.code() is grpc.StatusCode.UNAVAILABLE
 
     def _pause_s(self, error: grpc.RpcError) -> float:

@@ -37,7 +37,7 @@ class Style:
 
 
 def is_terminal(stream: TextIO, environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether lines on `stream` can be rewritten."""
+    """True if lines on `stream` can be rewritten."""
     return stream.isatty() and environ.get("TERM") != "dumb"
 
 

@@ -63,5 +63,5 @@ def cause_of(error: BaseException) -> str:
 
 
 def message_of(error: BaseException) -> str:
-    """What the request's client is told."""
+    """The message that the request's client is told."""
     return f"internal error of the scheduler at work on this request: {cause_of(error)}"

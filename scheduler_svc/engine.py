@@ -77,7 +77,7 @@ class Engine:
 
     @property
     def is_ready(self) -> bool:
-        """Whether a worker is attached that takes requests."""
+        """True if a worker is attached that takes requests."""
         return any(group.is_open for group in self.groups)
 
     @property
@@ -100,7 +100,7 @@ class Engine:
 
     @property
     def stands_by(self) -> bool:
-        """Whether it waits until no other scheduler has the workers."""
+        """True if it waits until no other scheduler has the workers."""
         return self.config.standby_delay_s is not None and not self.term
 
     def stand_by(self, why: str, *, is_warm: bool) -> None:

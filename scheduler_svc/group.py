@@ -98,7 +98,7 @@ class WorkerGroup:
 
     @property
     def is_open(self) -> bool:
-        """Whether it takes new requests and can compute them."""
+        """True if it takes new requests and can compute them."""
         return self.is_ready and not self.why_drained
 
     @property
@@ -108,7 +108,7 @@ class WorkerGroup:
 
     @property
     def is_attached(self) -> bool:
-        """Whether a step stream is open."""
+        """True if a step stream is open."""
         return self._link is not None
 
     def drain(self, why: str, *, is_final: bool = False) -> None:

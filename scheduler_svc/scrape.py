@@ -1,4 +1,4 @@
-"""What Prometheus gets of a scheduler: what was counted, and the state of its cores now."""
+"""Metrics of a scheduler for Prometheus: its counters, and the state of its cores now."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator

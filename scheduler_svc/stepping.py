@@ -64,7 +64,7 @@ class Stepping:
 
     @property
     def awaits_answer(self) -> bool:
-        """Whether a step or a cut awaits the worker's answer."""
+        """True if a step or a cut awaits the worker's answer."""
         return bool(self._core.num_in_flight or self._core.is_cutting)
 
     async def plan_ahead(self) -> None:

@@ -41,7 +41,7 @@ class Packed:
 
     @property
     def values(self) -> Values:
-        """What the `gguf` package reads from it, in float32."""
+        """The numbers that the `gguf` package reads from it, in float32."""
         if self.type_name in FLOATS:
             return self.stored.astype(np.float32)
         widened: Values = dequantize(self.stored, GGMLQuantizationType[self.type_name])

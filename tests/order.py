@@ -63,7 +63,7 @@ SLOW_FILES = (
 
 
 def rank(item: pytest.Item) -> tuple[int, int, bool]:
-    """What is sorted by: the folder's rank, in it the file's place, and there slow tests last."""
+    """The key to sort by: the folder's rank, in it the file's place, and there slow tests last."""
     return *rank_of_file(item.path), "slow" in item.keywords
 
 
@@ -79,7 +79,7 @@ def rank_of_file(path: Path) -> tuple[int, int]:
 
 
 def group_of(path: Path, nodeid: str) -> str:
-    """What names the tests that run in one process: a product, a folder, a file or one test."""
+    """The name of tests that run in one process: a product, a folder, a file or one test."""
     place = path.relative_to(TESTS)
     if str(place) in APART:
         return nodeid
@@ -111,5 +111,5 @@ def product_of(source: str) -> str:
 
 
 def is_slow(path: Path) -> bool:
-    """Whether the fast run leaves out a folder or a file."""
+    """True if the fast run leaves out a folder or a file."""
     return path.stem in SLOW_FILES or str(path.relative_to(TESTS)) in SLOW_FOLDERS

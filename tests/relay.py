@@ -1,4 +1,4 @@
-"""What may lie between two services: a relay that loses, repeats, swaps and changes frames."""
+"""A relay between two services that loses, repeats, swaps and changes frames."""
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager

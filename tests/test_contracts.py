@@ -65,7 +65,7 @@ def lint(tree: Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """What lint-imports says of a copy in which every contract is broken once."""
+    """The report of lint-imports on a copy in which every contract is broken once."""
     tree = tmp_path_factory.mktemp("planted")
     ignored = shutil.ignore_patterns("__pycache__")
     for package in SETTINGS["root_packages"]:

@@ -19,7 +19,7 @@ class FewPerSecond(logging.Filter):
         self._num_passed = self._num_left_out = 0
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether the line is written."""
+        """True if the line is written."""
         second = int(self._clock())
         if second != self._second:
             self._second, self._num_passed = second, 0

@@ -1,4 +1,4 @@
-"""What ties a process to the one that started it."""
+"""The tie of a process to the one that started it."""
 
 import ctypes
 import signal

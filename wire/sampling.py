@@ -1,4 +1,4 @@
-"""What all services agree on about sampling."""
+"""The sampling rules that all services agree on."""
 
 # Below this a temperature counts as 0: dividing by it would leave nothing but the maximum anyway.
 GREEDY_TEMPERATURE = 1e-5

@@ -1,4 +1,4 @@
-"""What steps of each size took, and what a limit may therefore expect of the next one.
+"""Times of steps by their size, and what a limit may therefore expect of the next one.
 
 An upper estimate for limits in seconds, so that they follow the machine; no forecast. The worker
 and the scheduler judge by it alike. Knows no clock.
@@ -31,8 +31,10 @@ class StepPace:
             self._slowest[size] = _Slowest(before.num_tokens, _FADE * before.seconds)
 
     def expected_s(self, num_tokens: int) -> float | None:
-        """What a step may take: as its like did, no more than a larger one, or in proportion to a
-        smaller one. None before any step was observed."""
+        """Seconds that a step may take; None before any step was observed.
+
+        As its like took, no more than a larger one, or in proportion to a smaller one.
+        """
         size = num_tokens.bit_length()
         larger = [other for other in list(self._slowest) if other >= size]
         if larger:

@@ -306,7 +306,7 @@ def _add(
 
 
 def _add_common_options(parser: argparse.ArgumentParser) -> None:
-    """Those that all services have."""
+    """Adds the options that all services have."""
     add_server_options(parser)
     add_peer_options(parser, serves=True, calls=True)
     add_logging_options(parser)

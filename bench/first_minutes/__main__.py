@@ -35,7 +35,7 @@ class Time:
 
     @property
     def is_met(self) -> bool:
-        """Whether it is within its limit."""
+        """True if it is within its limit."""
         return self.limit_s is None or self.seconds <= self.limit_s
 
     def __str__(self) -> str:

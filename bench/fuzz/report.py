@@ -37,7 +37,7 @@ class FuzzReport:
 
     @property
     def is_clean(self) -> bool:
-        """Whether nothing was found."""
+        """True if nothing was found."""
         return not self.problems and not self.deaths
 
     def __str__(self) -> str:

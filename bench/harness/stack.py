@@ -82,7 +82,7 @@ class Stack:
             time.sleep(0.1)
 
     def is_ready(self) -> bool:
-        """Whether the gateway can serve."""
+        """True if the gateway can serve."""
         with suppress(OSError):
             host, port = self.http
             with urllib.request.urlopen(f"http://{host}:{port}/ready", timeout=5):
@@ -90,7 +90,7 @@ class Stack:
         return False
 
     def answers(self, within_s: float = 60.0) -> bool:
-        """Whether the gateway is ready, or becomes it."""
+        """True if the gateway is ready, or becomes it."""
         deadline_s = time.monotonic() + within_s
         while not self.is_ready():
             if time.monotonic() > deadline_s:
@@ -99,7 +99,7 @@ class Stack:
         return True
 
     def has_death(self) -> bool:
-        """Whether a process has ended."""
+        """True if a process has ended."""
         return any(process.poll() is not None for process in self.running.values())
 
     def take_deaths(self) -> list[Death]:

@@ -66,7 +66,7 @@ class Supervised:
         return None
 
     def is_ready(self) -> bool:
-        """Whether the gateway says so."""
+        """True if the gateway says so."""
         opened = http.client.HTTPConnection("127.0.0.1", self.ports.gateway_http, timeout=_PROBE_S)
         try:
             with contextlib.closing(opened) as connection:
@@ -77,7 +77,7 @@ class Supervised:
             return False
 
     def is_whole(self) -> bool:
-        """Whether the gateway and each service by itself are ready."""
+        """True if the gateway and each service by itself are ready."""
         ports = (self.ports.worker, self.ports.scheduler, self.ports.gateway_grpc)
         return self.is_ready() and all(
             health.check(Connection(f"127.0.0.1:{port}"), _PROBE_S).is_serving for port in ports

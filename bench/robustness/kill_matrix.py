@@ -65,7 +65,7 @@ class Cell:
         )
 
     def allows(self, verdict: Verdict, over_http: bool) -> bool:
-        """Whether a stream may end so: a gateway that is lost cuts those over HTTP."""
+        """True if a stream may end so: a gateway that is lost cuts those over HTTP."""
         is_lost = "gateway" in self.victims and self.how != "term"
         return verdict is Verdict.SAME or (verdict is Verdict.CUT and over_http and is_lost)
 

@@ -60,7 +60,7 @@ class SoakedProduct:
                 os.kill(pid, signal.SIGKILL)
 
     def is_ready(self) -> bool:
-        """Whether the gateway can serve."""
+        """True if the gateway can serve."""
         with suppress(OSError):
             url = f"http://127.0.0.1:{self.ports.gateway_http}/ready"
             with urllib.request.urlopen(url, timeout=ASK_TIMEOUT_S):

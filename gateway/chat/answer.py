@@ -112,7 +112,7 @@ class ChatFormat:
         return CallsInAnswer(asked.place, (), writing, False, self.token_ids, (), asked)
 
     def _goes_on_in_channel(self, conversation: Conversation) -> bool:
-        """Whether the answer continues the text of a channel."""
+        """True if the answer continues the text of a channel."""
         return self._thinks_in_channels and conversation.rendering.continue_final_message
 
     @property
@@ -120,7 +120,7 @@ class ChatFormat:
         return self.reasoning is not None and self.reasoning.is_in_channels
 
     def _tells_apart(self, writing: CallWriting, asked: Asked | None) -> bool:
-        """Whether it is plain where a call begins: a bare brace may also begin a form."""
+        """True if it is plain where a call begins: a bare brace may also begin a form."""
         return not writing.begins_bare or asked is None or writing.opening in self.token_ids
 
     def shown_tokens(self, conversation: Conversation) -> tuple[str, ...]:
@@ -270,7 +270,7 @@ def _is_open(form: ReasoningFormat, prompt: str) -> bool:
 
 
 def _is_over(form: ReasoningFormat, conversation: Conversation, prompt: str) -> bool:
-    """Whether the answer has no reasoning, since the prompt has ended it or goes on after it."""
+    """True if the answer has no reasoning, since the prompt has ended it or goes on after it."""
     goes_on = conversation.rendering.continue_final_message and not form.is_open_at_end(prompt)
     return goes_on or form.is_closed_at_end(prompt)
 
@@ -280,7 +280,7 @@ def _is_call_or_form(structure: AnyStructure | ThoughtFirst | None) -> bool:
 
 
 def _leaves_text_free(structure: AnyStructure | ThoughtFirst) -> bool:
-    """Whether reasoning may come wherever the model writes it."""
+    """True if reasoning may come wherever the model writes it."""
     if isinstance(structure, ThoughtFirst):
         return True
     if not isinstance(structure, CallsInAnswer) or structure.form is not None:

@@ -57,7 +57,7 @@ class Tool:
 
 
 class ToolMode(Enum):
-    """Whether the model calls tools."""
+    """The rule by which the model calls tools."""
 
     NONE = "none"
     AUTO = "auto"
@@ -66,7 +66,7 @@ class ToolMode(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ToolChoice:
-    """Whether the model calls tools, and which one it must call if it is one."""
+    """The rule by which the model calls tools, and the one it must call, if it is one."""
 
     mode: ToolMode = ToolMode.AUTO
     name: str | None = None  # only with REQUIRED
@@ -101,7 +101,7 @@ class Rendering:
 
     @property
     def ends_with_generation_prompt(self) -> bool:
-        """Whether the model begins a new turn."""
+        """True if the model begins a new turn."""
         if self.add_generation_prompt is None:
             return not self.continue_final_message
         return self.add_generation_prompt

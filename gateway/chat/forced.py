@@ -17,7 +17,7 @@ NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": Fals
 
 
 def is_forced(conversation: Conversation) -> bool:
-    """Whether the answer must be a call."""
+    """True if the answer must be a call."""
     return bool(conversation.tools) and conversation.tool_choice.mode is ToolMode.REQUIRED
 
 

@@ -54,7 +54,7 @@ class Source:
                 return at
 
     def starts_with(self, word: str, at: int) -> Steps[bool]:
-        """Whether a word begins at an offset."""
+        """True if a word begins at an offset."""
         while True:
             found = self.text[at : at + len(word)]
             if found == word:

@@ -105,11 +105,11 @@ class ChatTemplate:
 
     @property
     def takes_tools(self) -> bool:
-        """Whether the template renders tools."""
+        """True if the template renders tools."""
         return "tools" in self._tools_variables
 
     def reads(self, variable: str) -> bool:
-        """Whether the template uses a variable, with or without tools."""
+        """True if the template uses a variable, with or without tools."""
         return variable in self._variables | self._tools_variables
 
     @property

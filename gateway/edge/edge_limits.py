@@ -52,7 +52,7 @@ class EdgeLimits:
 
     @property
     def max_body_bytes(self) -> int:
-        """Of an HTTP body, and of a gRPC message after decompression."""
+        """Most bytes of an HTTP body, and of a gRPC message after decompression."""
         return self.max_body_mib * MIB
 
     @property
@@ -81,7 +81,7 @@ class EdgeLimits:
 
     @property
     def grpc_options(self) -> list[tuple[str, int]]:
-        """What gRPC itself enforces."""
+        """The limits that gRPC itself enforces."""
         options = [
             ("grpc.max_receive_message_length", self.max_body_bytes),
             ("grpc.max_metadata_size", self.max_header_bytes),

@@ -27,7 +27,7 @@ _TYPE_OF_STATUS = {
 
 
 def is_anthropic(path: str) -> bool:
-    """Whether the route of a path speaks Anthropic's API."""
+    """True if the route of a path speaks Anthropic's API."""
     return path == ANTHROPIC_PATH or path.startswith(f"{ANTHROPIC_PATH}/")
 
 

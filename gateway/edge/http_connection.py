@@ -32,7 +32,7 @@ log = logging.getLogger("gateway.edge.http_connection")
 
 
 class _Phase(Enum):
-    """What the client is to send next."""
+    """The part of a request that the client is to send next."""
 
     HEADERS = auto()
     BODY = auto()
@@ -191,7 +191,7 @@ class GuardedConnection(HttpToolsProtocol):
         super().on_body(body)
 
     def _drops_body(self) -> bool:
-        """Whether a request was answered before its body had come."""
+        """True if a request was answered before its body had come."""
         is_answered = self.cycle is not None and self.cycle.response_complete
         return self._phase is _Phase.BODY and is_answered
 

@@ -1,4 +1,4 @@
-"""What a request asked for without effect, collected so that its caller hears of it.
+"""Fields of a request that have no effect, collected so that its caller hears of them.
 
 An HTTP layer collects notices and answers with them in a header. Where nothing collects them (gRPC,
 and HTTP with --strict-requests) a request is refused instead: nothing is ignored silently.
@@ -29,7 +29,7 @@ def collected() -> Iterator[dict[str, None]]:
 
 
 def are_collected() -> bool:
-    """Whether the caller will hear of what is ignored."""
+    """True if the caller will hear of what is ignored."""
     return _NOTICES.get() is not None
 
 

@@ -196,7 +196,7 @@ def poison(num_deaths: int) -> RequestError:
 
 
 def code_of(error: BaseException) -> str:
-    """What an output failed of, by a name: an exception would keep all its frames alive."""
+    """The failure of an output, by a name: an exception would keep all its frames alive."""
     if isinstance(error, RequestError):
         return error.wire.code
     kind = ErrorKind.INTERNAL if isinstance(error, Exception) else ErrorKind.CANCELLED

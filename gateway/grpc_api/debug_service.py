@@ -67,7 +67,7 @@ class DebugService(debug_pb2_grpc.DebugServiceServicer):
             return answer
 
     async def _explained(self, request: pb.ExplainRequest) -> pb.ExplainResponse:
-        """What the scheduler says. Raises RequestError with its reason."""
+        """The scheduler's explanation. Raises RequestError with its reason."""
         try:
             return await self._scheduler.Explain(request, timeout=ASK_TIMEOUT_S)
         except grpc.aio.AioRpcError as error:

@@ -260,7 +260,7 @@ def _made_id(tenant: str, idempotency_key: str) -> str:
 
 
 def _digest(request: _WholeRequest) -> bytes:
-    """What the request is, however often its client saw gateways die."""
+    """A digest of the request that stays the same when its client resumes it on another gateway."""
     same: Any = type(request)()
     same.CopyFrom(request)
     same.options.ClearField("num_deaths")

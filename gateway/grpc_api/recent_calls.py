@@ -27,7 +27,7 @@ MAX_BYTES = 64 << 20  # of the answers of all tenants
 
 @dataclass(frozen=True, slots=True)
 class CallKey:
-    """What names a call: a key means something to its tenant alone."""
+    """The name of a call: a key means something to its tenant alone."""
 
     tenant: str
     key: str

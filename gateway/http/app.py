@@ -63,7 +63,7 @@ Scrape = Callable[[str], Scraped]  # by the header `accept`
 
 @dataclass(frozen=True, slots=True)
 class OptionalRoutes:
-    """What a gateway has besides the API: None and False are without."""
+    """Parts of a gateway besides the API: None and False are without."""
 
     scrape: Scrape | None = None  # reads the metrics
     live: LiveFeed | None = None

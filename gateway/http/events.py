@@ -47,7 +47,7 @@ class Form:
 
 @dataclass(frozen=True, slots=True)
 class Extras:
-    """What an answer holds in addition to its text."""
+    """Parts of an answer in addition to its text."""
 
     has_usage: bool = False  # a stream ends with the token counts
     counts_usage: bool = False  # every chunk has those so far
@@ -58,7 +58,7 @@ class Extras:
 
     @property
     def is_plain(self) -> bool:
-        """Whether chunks differ by their text alone."""
+        """True if chunks differ by their text alone."""
         return not (self.counts_usage or self.is_obfuscated)
 
 
@@ -266,7 +266,7 @@ def _padding(shown: str) -> str:
 
 
 def prompt_fields(prompt: PromptOutputs | None, extras: Extras) -> dict[str, Any]:
-    """What a request asked about its prompt, apart from the echo."""
+    """Answers to what a request asked about its prompt, apart from the echo."""
     if prompt is None:
         return {}
     fields: dict[str, Any] = {}

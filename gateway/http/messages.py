@@ -82,7 +82,7 @@ class TextPart(Strict):
 
     @property
     def is_thought(self) -> bool:
-        """Whether it is reasoning, and no content."""
+        """True if it is reasoning, and no content."""
         return self.type in ("thinking", "reasoning_text")
 
 

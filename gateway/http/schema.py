@@ -131,7 +131,7 @@ class GenerationBody(CandidateFields, Body):
 
     @property
     def extras(self) -> Extras:
-        """What the answer holds in addition to its text."""
+        """Parts of the answer in addition to its text."""
         options = self.stream_options or StreamOptions()
         return Extras(
             has_usage=bool(options.include_usage),
@@ -144,7 +144,7 @@ class GenerationBody(CandidateFields, Body):
 
     @property
     def _echoed(self) -> str:
-        """What of a chat precedes the answer's content."""
+        """The text of a chat that precedes the answer's content."""
         return ""
 
     def to_choices(

@@ -38,7 +38,7 @@ class RequestMetrics:
 
     @classmethod
     def unread(cls) -> "RequestMetrics":
-        """Of a process whose metrics are not read."""
+        """The meter of a process whose metrics are not read."""
         book = Book((*declared.OWN, declared.HTTP_RESPONSES))
         return cls(book, book.new_row())
 

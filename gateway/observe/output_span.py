@@ -38,7 +38,7 @@ class OutputTimes:
 
     @classmethod
     def of(cls, live: TimedArrivals | None, progress: TimedOutput | None) -> "OutputTimes":
-        """What is known of an output, which may not have been submitted."""
+        """The facts of an output, which may not have been submitted."""
         if live is None or progress is None:
             return cls()
         return cls(progress.started_s, progress.first_token_s, live.losses_s)

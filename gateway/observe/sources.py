@@ -1,4 +1,4 @@
-"""What the traces read of an output that is under way; its owners know nothing of traces."""
+"""Facts of an output under way that traces read; its owners know nothing of traces."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -21,7 +21,7 @@ class TimedOutput(Protocol):
 
 
 class TimedArrivals(Protocol):
-    """What the scheduler has sent of it."""
+    """Arrivals from the scheduler, with their times."""
 
     @property
     def first_token_s(self) -> float | None:

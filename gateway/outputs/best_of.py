@@ -15,7 +15,7 @@ class BestOf:
 
     @property
     def chooses(self) -> bool:
-        """Whether fewer are returned than computed."""
+        """True if fewer are returned than computed."""
         return self.num_returned < self.num_computed
 
     def prepare(self, request: GenerationRequest) -> GenerationRequest:

@@ -42,7 +42,7 @@ class Beam(NamedTuple):
 
     @property
     def logprobs(self) -> list[RawLogprobs]:
-        """What the model said about each token, first to last."""
+        """The model's logprobs of each token, first to last."""
         return [
             replace(beam.row, logprob=beam.row.top_logprobs[beam.place], rank=beam.place + 1)
             for beam in self.path
@@ -124,7 +124,7 @@ class Hypotheses:
 
     @property
     def _may_improve(self) -> bool:
-        """Whether the best running beam could become better than the worst finished one."""
+        """True if the best running beam could become better than the worst finished one."""
         options = self._options
         is_patient = options.early_stopping == NEVER and options.length_penalty > 0
         length = self._max_tokens if is_patient else self.num_tokens

@@ -1,4 +1,4 @@
-"""What cannot go with a beam search is refused by its name."""
+"""Rules of a beam search: fields that cannot go with one are refused by name."""
 
 from typing import Any
 

@@ -28,7 +28,7 @@ log = logging.getLogger("gateway.page.feed")
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """What all viewers get next; `facts` is for those who have had the moment before."""
+    """The next message to all viewers; `facts` is for those who have had the moment before."""
 
     number: int
     facts: bytes

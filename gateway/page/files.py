@@ -51,7 +51,7 @@ class PageFile:
     etag: str
 
     def is_known(self, if_none_match: str) -> bool:
-        """Whether a client that sends this header has it already."""
+        """True if a client that sends this header has it already."""
         tags = (tag.strip().removeprefix("W/") for tag in if_none_match.split(","))
         return any(tag in (self.etag, "*") for tag in tags)
 

@@ -36,7 +36,7 @@ def event(name: str, payload: Mapping[str, Any]) -> bytes:
 
 
 def frame_body(message: live_pb2.WatchResponse) -> dict[str, Any]:
-    """What there is now, of all groups. Raises BadColumn."""
+    """The present state of all groups, as a message. Raises BadColumn."""
     status = message.status
     activities = {activity.address: activity for activity in message.groups}
     return {

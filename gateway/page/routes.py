@@ -10,7 +10,7 @@ PREFIX = "/page/"
 
 
 def is_page_path(path: str) -> bool:
-    """Whether a path is the page's: the same for all callers, and needs no key."""
+    """True if a path is the page's: the same for all callers, and needs no key."""
     return path == "/" or path.startswith(PREFIX)
 
 

@@ -139,7 +139,7 @@ class GatewayConfig:
 
 
 def _is_header_text(key: str) -> bool:
-    """Whether HTTP headers and gRPC metadata can carry the key."""
+    """True if HTTP headers and gRPC metadata can carry the key."""
     return key.isascii() and key.isprintable() and key == key.strip() and key != ""
 
 

@@ -1,4 +1,4 @@
-"""What Prometheus gets of a gateway: its counters, what there is now, and vLLM's names for both.
+"""Metrics of a gateway for Prometheus: its counters, the present state, and vLLM's names for both.
 
 Each of several processes answers for all of them.
 """

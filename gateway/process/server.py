@@ -171,7 +171,7 @@ class Gateway:
         return channel, link
 
     def _bounds(self) -> dict[str, Any]:
-        """What viewers of the live stream hear once."""
+        """Facts that viewers of the live stream hear once."""
         return {"is_demo": self._config.demo is not None, **BOUNDS}
 
     def _extras(self) -> OptionalRoutes:

@@ -1,4 +1,4 @@
-"""What a request says about its beam search."""
+"""Options of a request's beam search."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -14,7 +14,7 @@ EarlyStopping = bool | Literal["never"]
 
 @dataclass(frozen=True, slots=True)
 class BeamNames:
-    """What the API of a request calls these fields, for errors."""
+    """Names that the API of a request gives these fields, for errors."""
 
     num_beams: str
     num_outputs: str = "n"

@@ -25,7 +25,7 @@ def expand(request: GenerationRequest, num_choices: int | None) -> list[Generati
 def resume(
     choices: Sequence[GenerationRequest], known: Sequence[Sequence[int] | None]
 ) -> list[tuple[int, GenerationRequest]]:
-    """What is left to generate of a broken stream, each with the index of its choice.
+    """The outputs left to generate of a broken stream, each with the index of its choice.
 
     `known` holds the tokens that the caller has of each choice; None if it has the end.
     """
@@ -53,7 +53,7 @@ def _choice(request: GenerationRequest, index: int) -> GenerationRequest:
 
 
 def is_first_choice(request: GenerationRequest) -> bool:
-    """Whether a request is alone with its prompt, or the first of the choices that share it."""
+    """True if a request is alone with its prompt, or the first of the choices that share it."""
     shared = request.reuse.fork_group
     return not shared or request.request_id == f"{shared}-0"
 

@@ -93,7 +93,7 @@ class SchedulerLink:
 
     @property
     def is_open(self) -> bool:
-        """Whether requests can be submitted."""
+        """True if requests can be submitted."""
         return self._outbox is not None
 
     @property
@@ -315,7 +315,7 @@ class SchedulerLink:
         live.wake()
 
     def _has_to_wait(self, live: LiveRequest, end: Finish | RequestError) -> bool:
-        """Whether to retry: the next scheduler is not ready, or the last missed the loss.
+        """True if it is to wait: the next scheduler is not ready, or the last missed the loss.
 
         A new request is retried where a scheduler that ends has refused it.
         """

@@ -183,7 +183,7 @@ class LiveRequest:
 
     @property
     def is_poison(self) -> bool:
-        """Whether scheduler after scheduler died where it ran."""
+        """True if scheduler after scheduler died where it ran."""
         return self.num_deaths >= MAX_DEATHS or self.num_deaths_in_all >= MAX_DEATHS_IN_ALL
 
     def lose(self, now_s: float, loss: PeerLoss = PeerLoss.HARMLESS) -> None:

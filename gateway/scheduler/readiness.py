@@ -1,4 +1,4 @@
-"""Whether requests can be served, and by which model, as the scheduler reports it."""
+"""The scheduler's report of whether requests can be served, and by which model."""
 
 import asyncio
 import contextlib
@@ -194,7 +194,7 @@ class ReadinessWatch:
 
 
 def is_timeout(error: grpc.aio.AioRpcError) -> bool:
-    """Whether a call ended for want of time, which says nothing of the peer."""
+    """True if a call ended for want of time, which says nothing of the peer."""
     return error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
 
 

@@ -1,1 +1,1 @@
-"""What an output must look like: JSON schemas, and the grammars made of them."""
+"""Forms that an output must have: JSON schemas, and the grammars made of them."""

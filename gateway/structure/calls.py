@@ -42,7 +42,7 @@ class CallWriting(Protocol):
 
     @property
     def begins_bare(self) -> bool:
-        """Whether an answer that begins with a brace is a call, too."""
+        """True if an answer that begins with a brace is a call, too."""
         ...
 
     def rules(self, answer: "CallsInAnswer", inner: Inner) -> list[str]:
@@ -115,7 +115,7 @@ class CallsInAnswer:
 
 
 def without(text: str) -> str:
-    """What text fits that does not hold another, for use in a terminal."""
+    """The texts that do not hold another one, for use in a terminal."""
     return f"~/{ANY_TEXT}{pattern_of(text)}{ANY_TEXT}/"
 
 

@@ -45,7 +45,7 @@ _PLAIN_NAME = re.compile(r"[A-Za-z_$][A-Za-z0-9_$-]*")
 
 
 def is_vendor(keyword: str) -> bool:
-    """Whether a keyword is a private annotation."""
+    """True if a keyword is a private annotation."""
     return keyword.startswith("x-") and keyword != "x-guidance"
 
 

@@ -19,7 +19,7 @@ _TYPES = ("string", "null")
 
 @dataclass(frozen=True, slots=True)
 class PlainText:
-    """What a schema allows, if that is text, or text and null."""
+    """The values of a schema, if they are text, or text and null."""
 
     options: tuple[str, ...] = ()
     lengths: tuple[tuple[int, int | None], ...] = ()  # least and most characters of other text
@@ -37,7 +37,7 @@ ANY = PlainText(lengths=((0, None),))
 
 
 def plain_text(schema: Any, root: Mapping[str, Any]) -> PlainText | None:
-    """What a schema allows, if that is text of some length or of some choices, and perhaps null.
+    """The values of a schema, if text of some length or of some choices, and perhaps null.
 
     `root` has the definitions. None: another form, or one that only a grammar can tell.
     """
@@ -74,7 +74,7 @@ class _Reading:
 
 
 def _values(schema: Mapping[str, Any]) -> PlainText | None:
-    """What a schema without references and unions allows."""
+    """The values of a schema without references and unions."""
     named = schema.get("type", [*_TYPES])
     types = [named] if isinstance(named, str) else named
     least, most = schema.get("minLength", 0), schema.get("maxLength")

@@ -226,7 +226,7 @@ _NO_ARRAY = ["null", "boolean", "number", "string", "object"]
 
 
 def _is_held(keyword: str, value: Any) -> bool:
-    """Whether a keyword of a loose schema can be held, as far as its name tells."""
+    """True if a keyword of a loose schema can be held, as far as its name tells."""
     if keyword == "format":
         return isinstance(value, str) and value not in keywords.OTHER_FORMATS
     if keyword in BOUNDS | {"multipleOf"}:
@@ -254,7 +254,7 @@ def _modernize(parts: dict[str, Any], *, is_loose: bool) -> None:
 
 
 def is_custom_format(value: Any) -> bool:
-    """Whether a format is none of the standard's, and so an annotation."""
+    """True if a format is none of the standard's, and so an annotation."""
     known = keywords.HELD_FORMATS | keywords.OTHER_FORMATS
     return isinstance(value, str) and value not in known
 

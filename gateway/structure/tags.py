@@ -83,7 +83,7 @@ class _Writer:
         self._num_parts = 0
 
     def part(self, form: Any, place: str, depth: int) -> str:
-        """What matches a part, for use in a rule. Raises RequestError."""
+        """The rule for a part. Raises RequestError."""
         form = _object(form, place)
         self._num_parts += 1
         if self._num_parts > MAX_PARTS or depth > MAX_NESTING:

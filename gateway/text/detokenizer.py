@@ -63,7 +63,7 @@ class Vocabulary:
         return {self._tokenizer.id_to_token(token_id) or "": token_id for token_id in token_ids}
 
     def has_token(self, token_id: int) -> bool:
-        """Whether the id has a token; decoding ignores ids without one."""
+        """True if the id has a token; decoding ignores ids without one."""
         return self._tokenizer.id_to_token(token_id) is not None
 
     def byte_table(self, hidden_ids: frozenset[int]) -> Mapping[int, bytes]:

@@ -327,7 +327,7 @@ def _is_written(token: str, template: str) -> bool:
 
 
 def _keeps_every_byte(definition: Mapping[str, Any]) -> bool:
-    """Whether no step drops text, so that a token covers no more bytes than it spells."""
+    """True if no step drops text, so that a token covers no more bytes than it spells."""
     added = definition.get("added_tokens") or []
     swallows_spaces = any(token.get("lstrip") or token.get("rstrip") for token in added)
     return definition.get("normalizer") is None and not swallows_spaces

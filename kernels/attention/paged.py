@@ -1,4 +1,4 @@
-"""What calls that attend over a paged cache share: checks, and tables of tiles."""
+"""Common parts of calls that attend over a paged cache: checks, and tables of tiles."""
 
 from dataclasses import dataclass
 

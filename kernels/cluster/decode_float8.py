@@ -53,12 +53,12 @@ class _Attention(ctypes.Structure):
 
 
 def suits(q: Tensor, k_cache: Tensor) -> bool:
-    """Whether the kernel takes these types and shapes; its device is another question."""
+    """True if the kernel takes these types and shapes; its device is another question."""
     return float8_cache.suits(q.dtype, q.shape[1], k_cache)
 
 
 def pays(num_rows: int, num_kv_heads: int) -> bool:
-    """Whether so many rows are quicker this way, measured on H200, and are not too many for it."""
+    """True if so many rows are quicker this way, measured on H200, and are not too many for it."""
     num_units = num_rows * num_kv_heads // block_shape(num_kv_heads).kv_heads
     return num_rows * num_kv_heads >= _FEWEST_PAIRS and num_units <= MOST_UNITS
 
@@ -67,7 +67,7 @@ class DecodeFloat8:
     """The kernel for caches of one type and number of heads, on the current device."""
 
     def __init__(self, dtype: torch.dtype, num_kv_heads: int, kept: Path | None = None) -> None:
-        """What is compiled is kept in a folder for the next start. Raises CannotCompile."""
+        """Compiles, or reads what an earlier start compiled, in a folder. Raises CannotCompile."""
         self._shape = shape = block_shape(num_kv_heads)
         self._num_kv_heads = num_kv_heads
         defines = {
@@ -127,7 +127,7 @@ class DecodeFloat8:
 
 @dataclass(frozen=True, slots=True)
 class BlockShape:
-    """What a block of the kernel has."""
+    """The shape of a block of the kernel."""
 
     kv_heads: int
     spans: int  # tiles of a step
@@ -135,12 +135,12 @@ class BlockShape:
 
     @property
     def warps(self) -> int:
-        """Those that attend."""
+        """Warps that attend."""
         return self.kv_heads * self.spans
 
     @property
     def shared_bytes(self) -> int:
-        """Of the ring, and of what warps leave for each other."""
+        """Bytes of the ring, and of what warps leave for each other."""
         step = self.spans * 2 * self.kv_heads * TILE * DIMS
         return self.stages * step + (self.spans - 1) * self.kv_heads * _PART_BYTES
 

@@ -54,7 +54,7 @@ class _Rows(ctypes.Structure):
 
 
 def pays(num_rows: int, num_kv_heads: int) -> bool:
-    """Whether so few rows are quicker this way; measured on H200."""
+    """True if so few rows are quicker this way; measured on H200."""
     return num_rows * num_kv_heads <= _MOST_PAIRS
 
 
@@ -146,7 +146,7 @@ def cluster_for(pairs: int, num_processors: int, largest: int) -> int:
 
 
 def _num_heads(qkv: Tensor, k_cache: Tensor) -> int:
-    """Of queries."""
+    """Number of query heads."""
     num_kv_heads, head_dim = k_cache.shape[2:]
     return qkv.shape[1] // head_dim - 2 * num_kv_heads
 

@@ -133,7 +133,7 @@ class DecodeLayer:
         self._final = program.kernel("final_norm", Launch(1, 1, threads, 0))
 
     def overlaps(self) -> bool:
-        """Whether the device holds both launches at once, so that weights come ahead of time."""
+        """True if the device holds both launches at once, so that weights come ahead of time."""
         most = self.mlp_kernel.most_active_clusters()
         return most >= self.shape.num_kv_heads + self.tiling.mlp_clusters
 
@@ -204,12 +204,12 @@ def _tiles(rows: int) -> int:
 
 
 def _row_bytes(shape: LayerShape) -> int:
-    """Of a weight's row in shared memory."""
+    """Bytes of a weight's row in shared memory."""
     return 2 * (shape.hidden + 32)
 
 
 def _scratch_bytes(shape: LayerShape, tiling: LayerTiling) -> int:
-    """Of the attention block: its weights, then what its warps attended to."""
+    """Bytes of the attention block: its weights, then what its warps attended to."""
     group = shape.num_heads // shape.num_kv_heads
     rows = _tiles((group + 2) * shape.head_dim // tiling.cluster) * _TILE
     warps = tiling.threads // _WARP
@@ -217,7 +217,7 @@ def _scratch_bytes(shape: LayerShape, tiling: LayerTiling) -> int:
 
 
 def _left_bytes(num_tiles: int, groups: int, shape: LayerShape, tiling: LayerTiling) -> int:
-    """Of the sums that warps leave for each other: of the first projection, then the second."""
+    """Bytes of sums that warps leave for each other: of the first projection, then the second."""
     warps, out_tiles = tiling.threads // _WARP, _tiles(shape.hidden // tiling.cluster)
     out_groups = 1 if warps % out_tiles else out_tiles
     return 4 * _TILE * max(warps // groups * num_tiles, warps // out_groups * out_tiles)
@@ -231,20 +231,20 @@ def _attention_bytes(shape: LayerShape, tiling: LayerTiling) -> int:
 
 
 def _heads_bytes(shape: LayerShape, tiling: LayerTiling) -> int:
-    """Of the attention block's fixed memory, about."""
+    """Bytes of the attention block's fixed memory, about."""
     group = shape.num_heads // shape.num_kv_heads
     floats = (group + 5) * shape.head_dim + tiling.cluster * group * (shape.head_dim + 2) + 32
     return 4 * floats + 2 * (group + 2) * shape.head_dim
 
 
 def _gate_up_tiles(shape: LayerShape, tiling: LayerTiling) -> int:
-    """Of a block of the MLP, gate and up rows."""
+    """Tiles of a block of the MLP, gate and up rows."""
     spans = -(-shape.intermediate // _SPAN // tiling.mlp_clusters)
     return _tiles(2 * spans * _SPAN // tiling.cluster)
 
 
 def _shared_tiles(shape: LayerShape, tiling: LayerTiling) -> int:
-    """Of these, as many as shared memory holds; registers hold the rest."""
+    """Tiles that shared memory holds; registers hold the rest."""
     tiles = _gate_up_tiles(shape, tiling)
     rest = _SHARED_BYTES - _MLP_BYTES - 2 * _row_bytes(shape)
     rest -= _left_bytes(tiles, 1, shape, tiling)

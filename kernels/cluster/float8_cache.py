@@ -1,4 +1,4 @@
-"""What kernels in CUDA C are told of a paged cache in 8-bit floats; `float8_tiles.cuh` reads it.
+"""The description of a paged cache in 8-bit floats for CUDA C; `float8_tiles.cuh` reads it.
 
 k_cache and v_cache [num_blocks, block_size, Hkv, 128] e4m3 or e5m2, block_tables [B, W] and
 context_lens [B] int32, kv_scales [4, Hkv] (`kernels.fp8`)
@@ -38,7 +38,7 @@ class Float8Cache(ctypes.Structure):
 
 
 def suits(dtype: torch.dtype, num_heads: int, k_cache: Tensor) -> bool:
-    """Whether kernels take queries of a type and a cache; its device is another question."""
+    """True if kernels take queries of a type and a cache; its device is another question."""
     block_size, num_kv_heads, head_dim = k_cache.shape[1:]
     is_power = block_size & (block_size - 1) == 0
     return (

@@ -80,7 +80,7 @@ class _Layer(ctypes.Structure):
 
 
 def suits(weight: NarrowWeight, gated: bool = False) -> bool:
-    """Whether the kernels take a weight of this layout; its device is another question."""
+    """True if the kernels take a weight of this layout; its device is another question."""
     if weight.shape[0] % (2 * OUTPUTS if gated else OUTPUTS) or weight.data.shape[1] % SEGMENT:
         return False
     if not _is_by_groups(weight):
@@ -93,7 +93,7 @@ def suits(weight: NarrowWeight, gated: bool = False) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class NarrowLayout:
-    """What kernels are compiled for: the kind of numbers, and what has scales of its own."""
+    """The target of a compilation: the kind of numbers, and what has scales of its own."""
 
     stored: int
     groups: int  # in a step of an output; 0: all columns have one scale
@@ -107,7 +107,7 @@ class NarrowLayout:
         return cls(stored, groups, weight.is_paired)
 
     def of_row(self) -> dict[str, int]:
-        """What one row's kernel is given more."""
+        """Arguments that one row's kernel has in addition."""
         return {
             "GROUPS": self.groups, "STEP": _STEP, "LINEAR_STEPS": _LINEAR_STEPS[self.stored],
             "GATED_STEPS": _GATED_STEPS, "MOST_TILES": _MOST_TILES,
@@ -115,7 +115,7 @@ class NarrowLayout:
 
     @property
     def words(self) -> int:
-        """Of a lane's in a segment, that have one scale."""
+        """Words of a lane's in a segment, that have one scale."""
         return min(WORDS, 2 * WORDS // self.groups) if self.groups else 0
 
 
@@ -212,7 +212,7 @@ def _compiled(layout: NarrowLayout, kept: Path | None) -> NarrowRows | None:
 
 
 def _is_by_groups(weight: NarrowWeight) -> bool:
-    """Whether scales are applied before the sum; integers have zero points, too."""
+    """True if scales are applied before the sum; integers have zero points, too."""
     return not weight.is_float or weight.scales.shape[1] > 1
 
 

@@ -24,7 +24,7 @@ class CannotCompile(RuntimeError):
 
 
 def can_run_on(device: torch.device) -> bool:
-    """Whether a device has what programs here use."""
+    """True if a device has what programs here use."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= _MIN_CAPABILITY
 
 
@@ -118,7 +118,7 @@ class CudaSource:
 
     @property
     def headers(self) -> list[Path]:
-        """What it may include."""
+        """Headers that it may include."""
         return sorted(self.path.parent.glob("*.cuh"))
 
     def key(self) -> str:
@@ -191,7 +191,7 @@ def _compiled(source: CudaSource) -> bytes:
 
 
 def checked(answer: tuple[Any, ...]) -> tuple[Any, ...]:
-    """What a call of the driver or the compiler returned. Raises CannotCompile with its error."""
+    """The value of a call of the driver or compiler. Raises CannotCompile with its error."""
     error, *rest = answer
     if int(error) != 0:
         raise CannotCompile(str(error))

@@ -16,7 +16,7 @@ class TensorMap(ctypes.Structure):
 
 
 def tensor_map(cache: Tensor, num_heads: int) -> TensorMap:
-    """Of keys or values [num_blocks, block_size, KV heads, 128] in bytes, to copy by tiles.
+    """A map of keys or values [num_blocks, block_size, KV heads, 128] in bytes, to copy by tiles.
 
     A tile is 16 tokens of `num_heads` heads of a block. In shared memory it is
     [heads, tokens, 128]; of the eight 16-byte pieces of a token, piece p is at p ^ token % 8,

@@ -21,7 +21,7 @@ _MAX_WORDS = 128 * _BLOCK  # all programs must run at once
 
 
 def fits(num_bytes: int, inboxes: Inboxes) -> bool:
-    """Whether this kernel can gather num_bytes per rank."""
+    """True if this kernel can gather num_bytes per rank."""
     num_words, rest = divmod(num_bytes, _WORD_BYTES)
     return 0 < num_words <= _MAX_WORDS and rest == 0 and inboxes.hold(8 * num_words)
 

@@ -26,5 +26,5 @@ class Inboxes:
     num_slots: int
 
     def hold(self, num_bytes: int) -> bool:
-        """Whether num_bytes fit into one inbox."""
+        """True if num_bytes fit into one inbox."""
         return num_bytes <= self.num_bytes

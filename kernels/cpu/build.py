@@ -50,7 +50,7 @@ class Toolchain:
 
 
 def can_compile(environment: Mapping[str, str]) -> bool:
-    """Whether a compiler exists; it may still fail."""
+    """True if a compiler exists; it may still fail."""
     try:
         Toolchain.find(environment)
     except BuildFailed:

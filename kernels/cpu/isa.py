@@ -41,7 +41,7 @@ class ISA:
     needs: frozenset[str] = frozenset()  # names in /proc/cpuinfo
 
     def runs_on(self, machine: str, features: frozenset[str]) -> bool:
-        """Whether a machine of this kind with these CPU features can run it."""
+        """True if a machine of this kind with these CPU features can run it."""
         return (not self.machines or machine in self.machines) and self.needs <= features
 
 

@@ -483,7 +483,7 @@ class Library:
 
 
 def supports_groups(weight: GroupedWeight) -> bool:
-    """Whether the kernels multiply by these integers; in halved groups, if these are too large."""
+    """True if the kernels multiply by these integers; in halved groups, if these are too large."""
     return weight.group % GROUPS[0] == 0
 
 

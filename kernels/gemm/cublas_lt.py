@@ -70,7 +70,7 @@ class GemmShape:
 
 
 def serves(dtype: torch.dtype) -> bool:
-    """Whether GEMMs of this dtype are available here."""
+    """True if GEMMs of this dtype are available here."""
     return dtype in _DATA_TYPES
 
 

@@ -52,7 +52,7 @@ def _config(m: int, n: int, k: int, gated: bool, itemsize: int) -> _Config:
 
 
 def pays(m: int, n: int, k: int) -> bool:
-    """Whether this kernel is faster than the library: for one row, or few rows of a small layer.
+    """True if this kernel is faster than the library: for one row, or few rows of a small layer.
 
     With more than 16 rows, or a weight of many megabytes, the library hides its overhead.
     """

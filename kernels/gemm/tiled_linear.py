@@ -63,19 +63,19 @@ def _divides(k: int, splits: int) -> bool:
 
 
 def suits(n: int, k: int, dtype: torch.dtype) -> bool:
-    """Whether the kernel supports a weight [n, k] and is faster than the library with it."""
+    """True if the kernel supports a weight [n, k] and is faster than the library with it."""
     is_half = dtype in (torch.bfloat16, torch.float16)
     return is_half and k % _BLOCK_K == 0 and n >= _LEAST_COLUMNS
 
 
 def pays(weight: torch.Tensor) -> bool:
-    """Whether the kernel suits the weight and the weight's device."""
+    """True if the kernel suits the weight and the weight's device."""
     n, k = weight.shape
     return suits(n, k, weight.dtype) and has_pdl(weight) and _has_room(weight)
 
 
 def _has_room(weight: torch.Tensor) -> bool:
-    """Whether the device has shared memory for the pipeline, as data center GPUs do."""
+    """True if the device has shared memory for the pipeline, as data center GPUs do."""
     if weight.is_meta:
         return True
     properties = triton.runtime.driver.active.utils.get_device_properties(weight.get_device())
@@ -89,7 +89,7 @@ def arrivals(weight: torch.Tensor) -> torch.Tensor:
 
 
 def serves(num_rows: int) -> bool:
-    """Whether this kernel is used for this number of rows, if `pays` holds for the weight."""
+    """True if this kernel is used for this number of rows, if `pays` holds for the weight."""
     return _FEWEST_ROWS <= num_rows <= MAX_ROWS
 
 

@@ -51,12 +51,12 @@ class NarrowWeight:
 
     @property
     def is_paired(self) -> bool:
-        """Whether scales are float16, with zero points."""
+        """True if scales are float16, with zero points."""
         return self.scales.dtype == torch.float16
 
     @property
     def is_float(self) -> bool:
-        """Whether it has 8-bit floats."""
+        """True if it has 8-bit floats."""
         return self.offsets is None and not self.is_paired
 
     @property

@@ -1,5 +1,5 @@
 # mypy: disable-error-code="untyped-decorator"
-"""What a decode step reads, from what the slots hold: each row computes its slot's newest token.
+"""The inputs of a decode step, from what the slots hold: each row computes its slot's newest token.
 
     slots [B], slot_state [S, NUM_FIELDS], token_rows [S, L], block_tables [S, W]
       ->  DecodeInputs of B rows, in place

@@ -184,7 +184,7 @@ def _keeps_listed(
     min_p: tl.tensor,
     TILE: tl.constexpr,
 ) -> tl.tensor:
-    """Whether the filters keep listed tokens only; listed are all tokens from `weight` on."""
+    """True if the filters keep listed tokens only; listed are all tokens from `weight` on."""
     keeps = (top_k > 0) & (length >= top_k)
     keeps = keeps | (min_p > 1.01 * weight)  # margin for rounded levels
     if (top_k == 0) & (min_p == 0.0):

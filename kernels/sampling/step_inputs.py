@@ -1,5 +1,5 @@
 # mypy: disable-error-code="untyped-decorator"
-"""What a step of prompts and decodes reads, from what the slots hold, as its packed columns say.
+"""The inputs of a step of prompts and decodes, from what the slots hold, by its packed columns.
 
     columns of the step (`StepColumns`), token_rows [S, L], block_tables [S, W]
       ->  StepInputs of T tokens and B sequences, in place

@@ -80,7 +80,7 @@ class ResumePatience:
 
     @property
     def is_poison(self) -> bool:
-        """Whether gateway after gateway died where the request ran."""
+        """True if gateway after gateway died where the request ran."""
         return self.num_deaths >= MAX_DEATHS or self.num_deaths_in_all >= MAX_DEATHS_IN_ALL
 
     def note(self, has_tokens: bool = True) -> None:

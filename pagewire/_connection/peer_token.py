@@ -45,7 +45,7 @@ def found_token(scheduler: str) -> str | None:
 
 
 def key_for(scheduler: str, own_key: str | None, *, is_private: bool) -> str | None:
-    """What to show a scheduler: the token of `pagewire up`, else one's own key where it may travel.
+    """The key to show a scheduler: the token of `pagewire up`, else one's own where it may travel.
 
     The key is the gateway's, and may be an operator's: it is left out rather than sent to another
     machine on a connection that is not private.

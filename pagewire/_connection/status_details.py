@@ -1,4 +1,4 @@
-"""What a status says to programs: its google.rpc details, and who made it.
+"""The part of a status for programs: its google.rpc details, and who made it.
 
 The messages of google.rpc are not part of the protobuf package, so they are read and written by
 field number.
@@ -32,22 +32,22 @@ def retry_after_s(error: grpc.RpcError) -> float | None:
 
 
 def is_answer(error: grpc.RpcError) -> bool:
-    """Whether a gateway made this status, and no connection that broke: those have no details."""
+    """True if a gateway made this status, and no connection that broke: those have no details."""
     return _details(error) is not None
 
 
 def is_lost(error: grpc.RpcError) -> bool:
-    """Whether a connection broke that there was: the request may have arrived."""
+    """True if a connection broke that there was: the request may have arrived."""
     return _is_of_connection(error, _LOST) and not is_unreached(error)
 
 
 def is_unreached(error: grpc.RpcError) -> bool:
-    """Whether there was no connection: the request did not arrive."""
+    """True if there was no connection: the request did not arrive."""
     return _is_of_connection(error, _UNREACHED)
 
 
 def is_death(error: grpc.RpcError) -> bool:
-    """Whether the process at the other end is gone without having been asked to end."""
+    """True if the process at the other end is gone without having been asked to end."""
     is_gone = error.code() is grpc.StatusCode.UNAVAILABLE and not is_answer(error)
     return is_gone and not _is_of_connection(error, (*_STOPPED, *_UNREACHED))
 

@@ -155,7 +155,7 @@ class Assembly:
 
     @property
     def resumed(self) -> list[pb.ResumedOutput]:
-        """What has come of each output."""
+        """The state of each output so far."""
         return [
             pb.ResumedOutput(
                 token_ids=_joined(delta.token_ids for delta in deltas),
@@ -166,7 +166,7 @@ class Assembly:
 
     @property
     def is_finished(self) -> bool:
-        """Whether the last message has arrived."""
+        """True if the last message has arrived."""
         return all(deltas and deltas[-1].finish_reason is not None for deltas in self._outputs)
 
     def read(self, response: pb.GenerateStreamResponse | pb.ChatStreamResponse) -> Delta:

@@ -66,7 +66,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _from_elsewhere(up: argparse.ArgumentParser, typed: Sequence[str]) -> list[str]:
-    """What environment and file say about the options of `up`. Raises ValueError."""
+    """The options of `up` in environment and file. Raises ValueError."""
     for line in environment.strangers(os.environ):
         sys.stderr.write(f"pagewire: warning: {line}\n")
     return sources.words(up, typed, "up")

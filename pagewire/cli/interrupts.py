@@ -9,7 +9,7 @@ from typing import Protocol
 
 
 class Closeable(Protocol):
-    """What an interrupt closes."""
+    """An object that an interrupt closes."""
 
     def close(self) -> None: ...
 

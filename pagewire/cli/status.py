@@ -97,7 +97,7 @@ def ask(
 
 
 def _sampling_defaults(gateway: Connection) -> dict[str, float]:
-    """What the gateway fills in where a request leaves a field out; empty if it does not say."""
+    """The gateway's values of fields that a request leaves out; empty if it does not say."""
     try:
         with open_channel(gateway) as channel, translated(gateway.target):
             answer = InferenceServiceStub(channel).ListModels(
@@ -154,7 +154,7 @@ class Report:
 
     @property
     def is_ready(self) -> bool:
-        """Whether gateway, scheduler and at least one worker are serving."""
+        """True if gateway, scheduler and at least one worker are serving."""
         kinds = {name.split()[0] for name, answer in self._services.items() if answer.is_serving}
         return kinds == {"gateway", "scheduler", "worker"}
 

@@ -354,7 +354,7 @@ def is_draft(header: GgufHeader, name: str) -> bool:
 
 
 def num_swapped_heads(header: GgufHeader, tensor: GgufTensor) -> int | None:
-    """Of how many heads the rows have to be brought into order; None: they are."""
+    """Number of heads whose rows have to be brought into order; None: they are."""
     architecture = architecture_of(header)
     if not architecture.swaps_rows or not tensor.name.startswith("blk."):
         return None

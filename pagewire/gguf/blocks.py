@@ -64,7 +64,7 @@ class StoredTensor:
 
     @property
     def bits(self) -> int | None:
-        """Of its integers; None: it is stored in float numbers."""
+        """Bits of its integers; None: it is stored in float numbers."""
         return BITS.get(self.tensor.type_name)
 
     @property

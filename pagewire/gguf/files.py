@@ -26,7 +26,7 @@ CONTENTS: dict[str, Callable[[GgufHeader], dict[str, Any]]] = {
 
 
 def is_gguf(model: Path) -> bool:
-    """Whether this is a GGUF file, by its name, and no folder."""
+    """True if this is a GGUF file, by its name, and no folder."""
     return model.suffix.lower() == SUFFIX and not model.is_dir()
 
 
@@ -49,7 +49,7 @@ def file_in(model: Path, name: str) -> Path:
 
 
 def model_name(model: Path) -> str:
-    """What requests call a model that is found under this path: the folder's or the file's name."""
+    """The name in requests of a model that is found under this path: the folder's or the file's."""
     if not is_gguf(model):
         return model.resolve().name
     return FORMAT.sub("", model.name[: -len(SUFFIX)])

@@ -124,7 +124,7 @@ def _added(vocabulary: GgufVocabulary) -> list[dict[str, Any]]:
 
 
 def _post_processor(vocabulary: GgufVocabulary, kind: TokenizerKind) -> dict[str, Any] | None:
-    """What is put before and after a text; None: nothing."""
+    """The tokens put before and after a text; None: nothing."""
     header = vocabulary.header
     around: dict[str, list[dict[str, Any]]] = {"bos": [], "eos": []}
     used = {}

@@ -127,7 +127,7 @@ def _has_xet() -> bool:
 
 
 def _fits(path: Path, etag: str) -> bool:
-    """Whether a file is what its name says; true where the name is no hash of it."""
+    """True if a file is what its name says; true where the name is no hash of it."""
     if len(etag) != SHA256_DIGITS:
         return True
     digest = hashlib.sha256()

@@ -1,1 +1,1 @@
-"""What users may set, read the same way by `pagewire up` and by each service."""
+"""Settings of users, read the same way by `pagewire up` and by each service."""

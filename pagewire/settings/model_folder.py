@@ -12,7 +12,7 @@ MOST_NAMED = 3
 
 
 def problem_with(path: Path, needs: str = "config.json") -> str:
-    """What is wrong with a model's path, or empty; `needs` is a file that its folder must hold."""
+    """The problem with a model's path, or empty; `needs` is a file that its folder must hold."""
     if is_gguf(path):
         return "" if path.is_file() else f"there is no file {path}"
     if path.is_file():

@@ -63,7 +63,7 @@ def words(
     *,
     checks_keys: bool = True,
 ) -> list[str]:
-    """What environment and file add to the words typed. Raises ValueError, naming the place."""
+    """Words that environment and file add to those typed. Raises ValueError, naming the place."""
     options = long_options(parser)
     given = {word.partition("=")[0].removeprefix("--") for word in typed if word.startswith("--")}
     file = config_of(typed, command, environ)

@@ -103,7 +103,7 @@ class Scheduler:
 
     @property
     def is_cutting(self) -> bool:
-        """Whether a cut awaits the worker's answer; no step is planned before it arrives."""
+        """True if a cut awaits the worker's answer; no step is planned before it arrives."""
         return self._grants.pending is not None
 
     @property

@@ -32,7 +32,7 @@ class BlockUse:
 
 
 class View:
-    """What there is in a core at this moment."""
+    """The present state of a core, for reading."""
 
     __slots__ = ("_state",)
 
@@ -40,7 +40,7 @@ class View:
         self._state = state
 
     def has_fork_group_of(self, request: Request) -> bool:
-        """Whether a request of the same fork group is live here."""
+        """True if a request of the same fork group is live here."""
         return self._state.fork_groups.has_group_of(request)
 
     # --- counts ----------------------------------------------------------------------------------
@@ -137,7 +137,7 @@ class View:
 
     @property
     def is_worker_away(self) -> bool:
-        """Whether the worker was lost and no other has come."""
+        """True if the worker was lost and no other has come."""
         return self._state.is_worker_away
 
     # --- sequences -------------------------------------------------------------------------------

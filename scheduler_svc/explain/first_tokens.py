@@ -35,7 +35,7 @@ class FirstTokenStep:
         applied_s: float,
         timings: timing_pb2.StepTimings,
     ) -> "FirstTokenStep":
-        """Of a step that is done."""
+        """The record of a step that is done."""
         admitted = frozenset(new.request.request_id for new in record.plan.new_sequences)
         return cls(record.sent_s, received_s, applied_s, timings, admitted)
 
@@ -86,7 +86,7 @@ def _before(
 
 
 def _in_step(step: FirstTokenStep) -> Iterable[debug_pb2.PathStage]:
-    """What the worker says of the step; the rest is the way to it and back."""
+    """The worker's times of the step; the rest is the way to it and back."""
     timings = step.timings
     parts = {
         "wait for earlier steps": timings.queue_us,

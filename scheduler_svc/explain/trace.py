@@ -50,7 +50,7 @@ class Trace:
 
     @property
     def has_forgotten(self) -> bool:
-        """Whether older steps were dropped."""
+        """True if older steps were dropped."""
         return len(self._records) == KEPT_STEPS
 
     def newest_first(self) -> Iterator[StepRecord]:

@@ -136,7 +136,7 @@ class _Writer:
             self._make_room(max(segment_bytes - written, 0))
 
     def is_settled(self) -> bool:
-        """Whether no cut is in progress."""
+        """True if no cut is in progress."""
         return self._folding is None or self._folding.poll() is not None
 
     def close(self) -> None:

@@ -59,7 +59,7 @@ class Recording:
 
     @property
     def is_complete(self) -> bool:
-        """Whether it starts with the very first event."""
+        """True if it starts with the very first event."""
         return self._first == 1
 
     def restore(self) -> Scheduler:

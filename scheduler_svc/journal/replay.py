@@ -100,7 +100,7 @@ def play(
 
 
 def is_answer_to(event: JournalEvent, step_id: int | None) -> bool:
-    """Whether this event is the result of the step, or of a later one."""
+    """True if this event is the result of the step, or of a later one."""
     if step_id is None or event.call != "update":
         return False
     return bool(arguments_of(event)[0].step_id >= step_id)

@@ -18,7 +18,7 @@ _OPTIONAL = ("extra_keys", "group_idx", "kv_cache_spec_kind", "kv_cache_spec_sli
 
 @dataclass(slots=True)
 class Announced:
-    """What the readers of one worker group know, and the events that bring them further."""
+    """The knowledge of one worker group's readers, and the events that bring them further."""
 
     groups: Sequence[KvGroup]
     hashes: list[set[int]] = field(default_factory=list)  # by KV group

@@ -9,7 +9,7 @@ from scheduler_svc.kv_events.options import KvEventOptions
 
 
 class Publisher(Protocol):
-    """What publishes the events of one worker group."""
+    """A publisher of the events of one worker group."""
 
     num_dropped: int  # batches
 

@@ -1,4 +1,4 @@
-"""What one worker group does, message by message, for one watcher.
+"""The activity of one worker group, message by message, for one watcher.
 
 The rows of 256 running requests cost a few vector operations: facts and numbers of requests are
 collected only when the running set has changed.
@@ -40,7 +40,7 @@ class GroupWatch:
         self._last_step_id = _last_done(group.trace)
 
     def look(self, core: Scheduler) -> live_pb2.GroupActivity:
-        """What there is now, and what was done since the last call."""
+        """The present state, and what was done since the last call."""
         shares = core.view.block_shares(self._max_cells)
         return live_pb2.GroupActivity(
             address=self.group.address,
@@ -130,7 +130,7 @@ class RequestWatch:
     def _facts(
         self, looked_at: Iterable[Sequence], numbers: list[int]
     ) -> Iterator[live_pb2.LiveRequest]:
-        """What the watcher does not know yet; `numbers` are of all that it is shown now."""
+        """Facts that the watcher does not know yet; `numbers` are of all that it is shown now."""
         now_s, told = time.monotonic(), self._told
         for sequence in looked_at:
             if told.get(sequence.number) == sequence.has_run:

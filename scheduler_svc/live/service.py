@@ -71,7 +71,7 @@ class Watcher:
         self._max_requests = _at_most("max_requests", wanted, MAX_REQUESTS)
 
     def look(self) -> live_pb2.WatchResponse:
-        """What there is now."""
+        """The present state."""
         activities = []
         for group in self._engine.groups:
             if group.core is None:

@@ -1,1 +1,1 @@
-"""What this scheduler counts outside its core: ends, steps, grants, refusals, tenants."""
+"""Counts of this scheduler outside its core: ends, steps, grants, refusals, tenants."""

@@ -18,7 +18,7 @@ _ALWAYS = Phase.QUEUE
 
 @dataclass(slots=True)
 class TenantCounts:
-    """What one tenant has had."""
+    """Requests and tokens of one tenant."""
 
     num_requests: int = 0
     num_prompt_tokens: int = 0

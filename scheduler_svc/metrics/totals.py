@@ -1,4 +1,4 @@
-"""What cores have counted since the scheduler started, those of groups that are gone included."""
+"""Counts of cores since the scheduler started, those of groups that are gone included."""
 
 from collections import Counter
 from collections.abc import Callable

@@ -1,1 +1,1 @@
-"""What the scheduler tells of requests and steps as they pass: spans, a line for each step."""
+"""Records of requests and steps as they pass: spans, a line for each step."""

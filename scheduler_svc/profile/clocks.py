@@ -16,19 +16,19 @@ class ClockBounds:
     most: int
 
     def after(self, ours_ns: int, theirs_ns: int) -> None:
-        """What happened there at `theirs_ns` came after what happened here at `ours_ns`."""
+        """Notes that an event there at `theirs_ns` came after one here at `ours_ns`."""
         self.least = max(self.least, ours_ns - theirs_ns)
 
     def before(self, theirs_ns: int, ours_ns: int) -> None:
-        """What happened there at `theirs_ns` came before what happened here at `ours_ns`."""
+        """Notes that an event there at `theirs_ns` came before one here at `ours_ns`."""
         self.most = min(self.most, ours_ns - theirs_ns)
 
     @property
     def offset_ns(self) -> int:
-        """What to add."""
+        """The number of nanoseconds to add."""
         return (self.least + self.most) // 2
 
     @property
     def error_ns(self) -> int:
-        """What that may be off by; clocks that drift may contradict each other by as much."""
+        """Its largest error; clocks that drift may contradict each other by as much."""
         return abs(self.most - self.least + 1) // 2

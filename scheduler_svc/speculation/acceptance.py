@@ -13,7 +13,7 @@ Gains = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """What came of one row's drafts."""
+    """The fate of one row's drafts."""
 
     probability: float  # that one comes true if those before it do, as expected
     num_drafts: int
@@ -21,7 +21,7 @@ class Verified:
 
 
 class Acceptance:
-    """Of all drafts of one core."""
+    """The acceptance of all drafts of one core."""
 
     def __init__(self, most: int) -> None:
         self._places = np.arange(1, most + 1)

@@ -1,4 +1,4 @@
-"""What is told of each step, so that it can be learned from."""
+"""A step's record, so that it can be learned from."""
 
 from dataclasses import dataclass
 
@@ -16,7 +16,7 @@ class AnsweredStep:
 
     @property
     def is_decode(self) -> bool:
-        """Whether it computed tokens that were sampled, and nothing else."""
+        """True if it computed tokens that were sampled, and nothing else."""
         plan = self.plan
         return bool(plan.num_tokens) and not plan.num_prefill_tokens and not plan.reset
 

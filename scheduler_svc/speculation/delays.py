@@ -21,7 +21,7 @@ SHARE = 0.01  # of the time since a request began that drafts may cost it
 
 @dataclass(frozen=True, slots=True)
 class StepEffect:
-    """What came of a step."""
+    """The effect of a step."""
 
     step: AnsweredStep
     running: Index  # slots of the rows that run
@@ -31,7 +31,7 @@ class StepEffect:
 
     @property
     def lost_s(self) -> float:
-        """What the step took beyond the work that it did."""
+        """Seconds that the step took beyond the work that it did."""
         done, prices = self.step, self.prices
         if not done.plan.drafts:
             has_idled = self.has_waited and done.is_decode
@@ -44,7 +44,7 @@ class StepEffect:
 
 
 class Delays:
-    """Of the requests in a core's slots, in seconds."""
+    """Delays of the requests in a core's slots, in seconds."""
 
     def __init__(self, num_slots: int) -> None:
         self._age_s = np.zeros(num_slots)
@@ -62,6 +62,6 @@ class Delays:
             self._late_s[slot] -= count * effect.prices.fixed_s
 
     def left_s(self, slots: Index) -> NDArray[np.float64]:
-        """What drafts may still cost each of these rows [R]; below 0: they are too late already."""
+        """Seconds that drafts may still cost each of these rows [R]; below 0: they are too late."""
         left: NDArray[np.float64] = SHARE * self._age_s[slots] - self._late_s[slots]
         return left

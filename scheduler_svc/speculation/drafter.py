@@ -80,7 +80,7 @@ class Drafter(StepDrafter):
         self.learn(done, verified, self._prices.of(len(done.plan.slots)))
 
     def _verified(self, plan: StepPlan) -> dict[int, Verified]:
-        """What came of the drafts of a step, by slot; not of requests that it ended."""
+        """The fate of a step's drafts, by slot; not of requests that it ended."""
         return {
             one.slot: Verified(course.probability, one.num_drafts, one.num_accepted)
             for one in self.came(plan)
@@ -88,7 +88,7 @@ class Drafter(StepDrafter):
         }
 
     def drafts(self) -> Drafts:
-        """Those whose predictions pay."""
+        """The drafts whose predictions pay."""
         self._keep_outputs()
         running, limit = self._core.view.running, self._options.disable_by_batch_size
         if not running or (limit and len(running) >= limit):

@@ -60,7 +60,7 @@ def choose_rounds(rows: DraftableRows, prices: StepPrices) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Cost:
-    """Of a step's drafts."""
+    """The cost of a step's drafts."""
 
     num_drafts: int
     extra_s: float
@@ -92,7 +92,7 @@ def _likeliest(rows: DraftableRows, prices: StepPrices) -> Lengths:
 
 
 def _all_may_lose(rows: DraftableRows, lengths: Lengths, cost: _Cost, prices: StepPrices) -> bool:
-    """Whether each row may lose what a step loses, or is expected to regain it by its drafts."""
+    """True if each row may lose what a step loses, or is expected to regain it by its drafts."""
     lost_s = cost.extra_s - prices.row_s * cost.accepted
     risked_s = _RISKED * (prices.plain_s + cost.extra_s)
     may_s = rows.left_s.copy()

@@ -50,7 +50,7 @@ def look_up(
 def look_up_rows(
     token_ids: TokenIds, slots: IntArray, num_known: IntArray, options: SpeculationOptions
 ) -> list[TokenIds]:
-    """What `look_up` says of each row: the first num_known [R] tokens of the slots [R] of [S, L].
+    """`look_up` of each row: the first num_known [R] tokens of the slots [R] of [S, L].
 
     With `ngram`, rows of similar length are searched at once.
     """
@@ -69,7 +69,7 @@ def look_up_rows(
 
 
 def _is_quicker_at_once(num_known: IntArray, options: SpeculationOptions) -> bool:
-    """Whether rows [R], of which the last is the longest, are better not searched one by one."""
+    """True if rows [R], of which the last is the longest, are better not searched one by one."""
     is_short = len(num_known) >= _LEAST_ROWS and num_known[-1] <= _WIDTHS[-1]
     return is_short and options.method is Method.NGRAM
 
@@ -91,7 +91,7 @@ def _groups(num_known: IntArray) -> list[_Positions]:
 def _look_up_at_once(
     token_ids: TokenIds, num_known: IntArray, options: SpeculationOptions
 ) -> list[TokenIds]:
-    """What `ngram` drafts for each of the rows [R, W], of which so many tokens [R] are known."""
+    """The drafts of `ngram` for each of the rows [R, W], of which so many tokens [R] are known."""
     num_rows, width = token_ids.shape
     flat = token_ids.ravel()  # [R * W]
     last = np.arange(num_rows) * width + num_known - 1  # in `flat`, each row's last token
@@ -122,7 +122,7 @@ def _look_up_at_once(
 def _narrowed(
     flat: TokenIds, found: _Positions, width: int, compared: _Positions, length: int
 ) -> _Positions:
-    """Those found that agree in the token `length` before, too: for each row [R] the compared."""
+    """Places found that agree in the token `length` before, too; for each row [R] the compared."""
     rows = found // width
     agrees = flat[found - length] == flat[compared][rows]
     agrees &= found - rows * width >= length

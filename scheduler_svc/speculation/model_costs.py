@@ -1,4 +1,4 @@
-"""What a worker's draft model takes, from steps with its drafts and without.
+"""Costs of a worker's draft model, from steps with its drafts and without.
 
 It drafts in rounds, one token of each row in a round. What a step with drafts takes in addition is
 shared out among its rounds: the rounds themselves, the tokens that are verified, and the wait.
@@ -27,7 +27,7 @@ class _CatchUp:
 
 
 class ModelCosts:
-    """Of one core's steps."""
+    """The costs of one core's steps."""
 
     def __init__(self) -> None:
         self._plain = PlainSteps()
@@ -67,7 +67,7 @@ class ModelCosts:
             self._caught_up = None
 
     def round_s(self, num_drafting: int) -> float:
-        """Of a round of so many rows; 0 before any was measured."""
+        """Seconds of a round of so many rows; 0 before any was measured."""
         return self._rounds.of(num_drafting) or 0.0
 
     def reading_s(self, num_tokens: int) -> float:
@@ -75,7 +75,7 @@ class ModelCosts:
         return num_tokens * (self._lag_s or 0.0)
 
     def of(self, num_rows: int, num_drafting: int) -> StepPrices | None:
-        """Of steps of so many rows, some of which draft; None before any was measured."""
+        """The costs of steps of so many rows, some of which draft; None before any was measured."""
         plain_s = self._plain.of(num_rows)
         if plain_s is None:
             return None

@@ -28,7 +28,7 @@ _TRIED_SHARE = 0.01  # of the time that steps without drafts take
 
 @dataclass(slots=True)
 class _Course:
-    """What the draft model did for one request."""
+    """The draft model's work for one request."""
 
     probability: float
     num_drafted_at: int = 0  # tokens that the draft model has computed
@@ -84,7 +84,7 @@ class ModelDrafter(StepDrafter):
             self._plain_s += done.duration_s
 
     def drafts(self) -> Drafts:
-        """Those that pay, or now and then some to see whether they do."""
+        """The drafts that pay, or now and then some to see whether they do."""
         running, limit = self._core.view.running, self._options.disable_by_batch_size
         if not running or (limit and len(running) >= limit):
             return NO_DRAFTS
@@ -124,7 +124,7 @@ class ModelDrafter(StepDrafter):
         return length, prices.plain_s - step_s * num_rows / num_tokens
 
     def _is_worthwhile(self, sequence: Sequence, saved_s: float, num_rows: int) -> bool:
-        """Whether a request's drafts save more than it takes the draft model to read its tokens.
+        """True if a request's drafts save more than it takes the draft model to read its tokens.
 
         Meanwhile all rows wait.
         """
@@ -132,12 +132,12 @@ class ModelDrafter(StepDrafter):
         return num_left * saved_s > num_rows * self._reading_s(sequence)
 
     def _reading_s(self, sequence: Sequence) -> float:
-        """What it takes the draft model to read what it has not of a request, as far as known."""
+        """Seconds in which the draft model reads what it has not of a request, as far as known."""
         lag = self._courses[sequence].lag(self._core.view.num_tokens(sequence))
         return self._costs.reading_s(lag if self._is_behind(lag) else 0)
 
     def _is_behind(self, lag: int) -> bool:
-        """Whether it reads more than a row that drafts in each step."""
+        """True if it reads more than a row that drafts in each step."""
         return lag > self._options.num_speculative_tokens + 1
 
     def _tried(self, decoding: list[Sequence]) -> Drafts:
@@ -162,7 +162,7 @@ class ModelDrafter(StepDrafter):
         return _asked([nearest], length)
 
     def _decodes(self, sequence: Sequence) -> bool:
-        """Whether drafts may be made for it now."""
+        """True if drafts may be made for it now."""
         assert sequence.slot is not None
         return sequence.request.takes_drafts and not self._core.view.is_prefilling[sequence.slot]
 

@@ -37,7 +37,7 @@ _OWN_KEYS = {
 
 @dataclass(frozen=True, slots=True)
 class SpeculationOptions:
-    """What to draft, and how much at most. Raises ValueError, naming the key."""
+    """The source of drafts, and how many at most. Raises ValueError, naming the key."""
 
     method: Method
     num_speculative_tokens: int = 4

@@ -23,7 +23,7 @@ _Owner = tuple[str, str]  # tenant and salt
 
 @dataclass(slots=True)
 class _Outputs:
-    """Of one tenant and salt, each with a separator after it."""
+    """The outputs of one tenant and salt, each with a separator after it."""
 
     parts: deque[TokenIds] = field(default_factory=deque)  # oldest first
     joined: TokenIds | None = None  # all of them; None: not joined yet
@@ -45,7 +45,7 @@ class PastOutputs:
         self._num_tokens = 0
 
     def of(self, request: Request) -> TokenIds:
-        """What a request may draft from, oldest first; the outputs end with separators."""
+        """The outputs that a request may draft from, oldest first; they end with separators."""
         outputs = None if request.skip_prefix_cache else self._by_owner.get(_owner(request))
         if outputs is None:
             return NONE

@@ -1,4 +1,4 @@
-"""What steps took, by a size of theirs.
+"""Times of steps, by a size of theirs.
 
 A step with drafts computes more tokens, and the next one awaits its answer. So drafts pay by
 measure alone: on one device seven tokens more are nearly free, on another each costs half a step.

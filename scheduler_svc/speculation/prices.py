@@ -1,4 +1,4 @@
-"""What decode steps take, with drafts and without, as lines through what was measured.
+"""Times of decode steps, with drafts and without, as lines through what was measured.
 
 A step with drafts is planned when no other is in flight, and awaited before the next one. What that
 takes shows in nothing but the time between answers, so it is that time which counts.
@@ -18,7 +18,7 @@ _MOST_DRAFTING = 100  # steps, before one without drafts is measured again
 
 @dataclass(frozen=True, slots=True)
 class StepPrices:
-    """What steps take while so many rows run, in seconds."""
+    """Times of steps while so many rows run, in seconds."""
 
     plain_s: float  # of all rows, without drafts
     row_s: float  # of that, for each row
@@ -27,12 +27,12 @@ class StepPrices:
     draft_s: float  # in addition, for each draft
 
     def drafted_s(self, num_drafts: int) -> float:
-        """Of all rows, with so many drafts together."""
+        """Seconds of all rows, with so many drafts together."""
         return self.plain_s + self.wait_s + num_drafts * self.draft_s
 
 
 class PlainSteps:
-    """What steps without drafts take, by their number of rows."""
+    """Times of steps without drafts, by their number of rows."""
 
     def __init__(self) -> None:
         self._costs = StepCosts()
@@ -47,7 +47,7 @@ class PlainSteps:
         return self._costs.of(num_rows)
 
     def slope_s(self, num_rows: int, plain_s: float) -> float | None:
-        """What each row adds; None: no step of at most half as many rows was measured."""
+        """Seconds that each row adds; None: no step of at most half as many rows was measured."""
         fewest = self._costs.fewest
         if fewest is None or 2 * fewest > num_rows:
             return None
@@ -55,7 +55,7 @@ class PlainSteps:
 
 
 class Prices:
-    """Of one core's steps."""
+    """The prices of one core's steps."""
 
     def __init__(self) -> None:
         self._plain = PlainSteps()
@@ -69,7 +69,7 @@ class Prices:
 
     @property
     def is_stale(self) -> bool:
-        """Whether a step without drafts should be measured again."""
+        """True if a step without drafts should be measured again."""
         return self._num_drafting >= _MOST_DRAFTING
 
     def observe(self, done: AnsweredStep, has_waited: bool) -> None:
@@ -85,7 +85,7 @@ class Prices:
             self._fit(num_drafted, done.period_s - plain_s, plain_s)
 
     def of(self, num_rows: int) -> StepPrices | None:
-        """Of steps while so many rows run; None before any was measured."""
+        """The prices of steps while so many rows run; None before any was measured."""
         plain_s = self._plain.of(num_rows)
         if plain_s is None:
             return None

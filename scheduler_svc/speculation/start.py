@@ -1,4 +1,4 @@
-"""What speculation begins with: the drafts' source, and a worker that can take part."""
+"""The start of speculation: the drafts' source, and a worker that can take part."""
 
 from pathlib import Path
 from typing import Protocol
@@ -51,7 +51,7 @@ def problem_with_worker(
 
 
 def _names_of(model: str) -> set[str]:
-    """What a worker may call the model that its --draft-model spells so."""
+    """The names that a worker may give the model that its --draft-model spells so."""
     named = names.parse(model)
     repository = set() if named is None else {named.repository}
     return {model, model_name(Path(model)), *repository}

@@ -22,7 +22,7 @@ from scheduler_svc.speculation.prices import StepPrices
 
 @dataclass(frozen=True, slots=True)
 class CameOfDrafts:
-    """What came of one request's drafts."""
+    """The fate of one request's drafts."""
 
     slot: int
     sequence: Sequence
@@ -58,7 +58,7 @@ class StepDrafter(ABC):
         return drafts
 
     def came(self, plan: StepPlan) -> list[CameOfDrafts]:
-        """What came of a step's drafts; not of requests that it ended."""
+        """The fate of a step's drafts; not of requests that it ended."""
         num_computed = dict(zip(plan.slots.tolist(), plan.num_computed.tolist(), strict=True))
         found, view = [], self._core.view
         for slot, draft in plan.drafts.items():
@@ -77,7 +77,7 @@ class StepDrafter(ABC):
         self._delays.begin(slot)
 
     def has_waited(self, plan: StepPlan) -> bool:
-        """Whether a step began late for drafts' sake."""
+        """True if a step began late for drafts' sake."""
         return plan.step_id == self._late_step_id
 
     def learn(

@@ -34,7 +34,7 @@ def next_term(highest_epoch: int, lot: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Sighting:
-    """What a worker that is ready says of its scheduler."""
+    """The word of a worker that is ready about its scheduler."""
 
     incarnation: int
     epoch: int  # the highest so far; 0: no scheduler has had it
@@ -43,7 +43,7 @@ class Sighting:
 
 
 class Election:
-    """Whether to stand by."""
+    """The decision to stand by or to take over."""
 
     def __init__(self, delay_s: float, silence_s: float, lot: int, lookup_s: float = 0.0) -> None:
         """A worker must be free for `delay_s`; an attached scheduler may be silent `silence_s`.

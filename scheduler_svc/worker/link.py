@@ -290,7 +290,7 @@ class WorkerClient:
     async def profile(
         self, request: debug_pb2.ProfileStepsRequest, timeout_s: float
     ) -> AsyncIterator[debug_pb2.ProfileStepsResponse]:
-        """What the worker records of its next steps. Raises grpc.aio.AioRpcError and LinkLost."""
+        """The worker's record of its next steps. Raises grpc.aio.AioRpcError and LinkLost."""
         if self._channel is None:
             raise LinkLost(f"worker {self.address} is not connected")
         stub = debug_pb2_grpc.DebugServiceStub(self._channel)

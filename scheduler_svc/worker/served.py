@@ -1,4 +1,4 @@
-"""What the worker groups have in common: the model they serve, and which group has which worker.
+"""Common facts of the worker groups: the model they serve, and which group has which worker.
 
 Requests move from group to group, so a worker that would answer otherwise than the others is
 refused by name. One worker may be found under several addresses (a name and its IP addresses, of

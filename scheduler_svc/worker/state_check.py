@@ -52,7 +52,7 @@ class StateCheck:
         self._sums = np.zeros(core.config.max_num_seqs, dtype=np.uint64)
 
     def wants(self, plan: StepPlan) -> bool:
-        """Whether to request the state after this step, the first of the newest frame."""
+        """True if the state is to be requested after this step, the first of the newest frame."""
         if not self._interval:
             return False
         for new in plan.new_sequences:
@@ -120,7 +120,7 @@ class StateCheck:
             self._num_summed[slots] = at + 1
 
     def _is_there(self, noted: _Noted, number: int) -> bool:
-        """Whether a slot still has the recorded sequence, without a preemption in between."""
+        """True if a slot still has the recorded sequence, without a preemption in between."""
         sequence = noted.sequences[number]
         return (
             self._core.view.sequence_in(noted.slots[number]) is sequence

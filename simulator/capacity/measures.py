@@ -23,7 +23,7 @@ class Latency:
 
 @dataclass(frozen=True, slots=True)
 class DraftSummary:
-    """What came of drafts; None where nothing was drafted."""
+    """The fate of drafts; None where nothing was drafted."""
 
     num_verifications: int  # of a row in a step
     num_drafted_tokens: int
@@ -137,7 +137,7 @@ class CapacityObjective:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is no limit."""
+        """True if there is no limit."""
         return self.ttft_p99_s is self.tpot_p99_s is self.e2e_p99_s is None
 
     def excess(self, summary: WorkloadSummary) -> str | None:

@@ -21,7 +21,7 @@ class Trial:
 
     @property
     def is_met(self) -> bool:
-        """Whether the objective was met."""
+        """True if the objective was met."""
         return self.excess is None
 
 
@@ -59,5 +59,5 @@ def highest(tried: Sequence[Trial]) -> Trial | None:
 
 
 def is_bounded(tried: Sequence[Trial]) -> bool:
-    """Whether some rate missed the objective; if not, the workload is too small for a limit."""
+    """True if some rate missed the objective; if not, the workload is too small for a limit."""
     return any(not trial.is_met for trial in tried)

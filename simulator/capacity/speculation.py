@@ -15,7 +15,7 @@ from simulator.capacity.step_times import parse_step_time
 
 @dataclass(frozen=True, slots=True)
 class VirtualSpeculation:
-    """What is drafted, and what comes true of it. Raises ValueError, naming the option."""
+    """The drafts of a simulation, and which come true. Raises ValueError, naming the option."""
 
     options: SpeculationOptions
     acceptance: float | None = None  # of each draft; None: the workload's own tokens decide
@@ -43,7 +43,7 @@ class VirtualSpeculation:
             )
 
     def outputs(self, vocab_size: int) -> Outputs:
-        """What the requests of a workload get, and what is foreseen of it."""
+        """The outputs of a workload's requests, and what is foreseen of them."""
         return Outputs(vocab_size, self.acceptance or 0.0, self.seed)
 
     def drafter(self, core: Scheduler, outputs: Outputs) -> Drafting:
@@ -78,7 +78,7 @@ def add_draft_options(parser: argparse.ArgumentParser) -> None:
 def take_draft_options(
     options: argparse.Namespace, drafting: SpeculationOptions | None, has_text: bool | None
 ) -> VirtualSpeculation | None:
-    """What is drafted; None: nothing is. `has_text`: of the recording; None: there is none.
+    """The options of drafts; None: no drafts. `has_text`: of the recording; None: there is none.
 
     Raises ValueError, naming the option.
     """

@@ -43,7 +43,7 @@ class RequestOutcome:
 
 @dataclass(frozen=True, slots=True)
 class DraftCounts:
-    """What was verified, as the core counts it."""
+    """Counts of verified drafts, as the core has them."""
 
     num_verifications: int  # of a row in a step
     num_drafted_tokens: int

@@ -24,7 +24,7 @@ class BadTrace(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """What a recording knows of a request beyond its lengths."""
+    """A recording's knowledge of a request beyond its lengths."""
 
     prompt: NDArray[np.int32]
     output: NDArray[np.int32]  # as far as it was recorded

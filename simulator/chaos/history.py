@@ -23,7 +23,7 @@ class ClientHistory:
 
     @property
     def is_over(self) -> bool:
-        """Whether its client awaits nothing more."""
+        """True if its client awaits nothing more."""
         return bool(self.ends) or self.aborted_s is not None
 
 

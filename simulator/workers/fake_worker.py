@@ -138,7 +138,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
 
     @property
     def is_attached(self) -> bool:
-        """Whether a scheduler's stream is open."""
+        """True if a scheduler's stream is open."""
         return self._stream is not None
 
     def drain(self) -> None:

@@ -86,7 +86,7 @@ def telling_logprobs(
 
 
 def accepts(running: Any, tokenizer: Any, text: str) -> bool:
-    """Whether the last submitted grammar accepts a complete text."""
+    """True if the last submitted grammar accepts a complete text."""
     definition = tokenizer.definition()
     vocabulary = read_vocabulary(definition, running.scheduler.model.vocab_size, [1])
     matcher = new_matcher(vocabulary, running.scheduler.submits[-1].sampling.grammar)

@@ -1,4 +1,4 @@
-"""What an answer holds when a request asks for it: ids, counts, padding, the prompt."""
+"""Parts of an answer that a request asks for: ids, counts, padding, the prompt."""
 
 import json
 from typing import Any

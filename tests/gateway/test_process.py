@@ -134,7 +134,7 @@ def children_of(pid: int) -> list[int]:
 
 
 def is_replaced(process: Forked, before: list[int]) -> bool:
-    """Whether another child has the place of the first one, and the second one is there."""
+    """True if another child has the place of the first one, and the second one is there."""
     now = children_of(process.pid)
     return len(now) == 2 and before[0] not in now and before[1] in now
 

@@ -41,7 +41,7 @@ CONTEXTS = (0, 1, 2, 8, 9, 16, 17, 63, 64, 65, 576, 577, 1024, 1025, LONGEST)
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """Of one layer."""
+    """The weights of one layer."""
 
     qkv: Tensor
     o: Tensor

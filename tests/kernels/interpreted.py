@@ -140,7 +140,7 @@ def languages_of(function: FunctionType) -> frozenset[str]:
 
 
 class Launch:
-    """What a launch has changed; at its end all is as before."""
+    """The changes of a launch; at its end all is as before."""
 
     def __init__(self, scope: Any, changed: set[frozenset[str]]) -> None:
         self._scope, self._changed = scope, changed

@@ -1,4 +1,4 @@
-"""Whether processes are alive, by the kernel's list."""
+"""A check that processes are alive, by the kernel's list."""
 
 import time
 from pathlib import Path

@@ -97,7 +97,7 @@ def read_until(descriptor: int, text: bytes, seen: bytes) -> bytes:
 
 
 def read_until_end(descriptor: int) -> bytes:
-    """What is written until the other end closes, which on Linux is an error of reading."""
+    """The text until the other end closes, which on Linux is an error of reading."""
     seen = b""
     try:
         while select.select([descriptor], [], [], patience(15))[0]:

@@ -1,4 +1,4 @@
-"""What a limit expects of a step, by the steps that were measured."""
+"""Expectations of a limit from a step, by the steps that were measured."""
 
 import pytest
 

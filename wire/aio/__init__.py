@@ -1,1 +1,1 @@
-"""What asyncio gRPC servers need besides: calls that may not end them, readers that do not read."""
+"""Extras of asyncio gRPC servers: calls that may not end them, readers that do not read."""

@@ -46,7 +46,7 @@ class SlowGrammar(Exception):
 
 @dataclass(frozen=True, slots=True)
 class VocabularySource:
-    """What a vocabulary is read from: the content of a tokenizer.json, and two of its facts."""
+    """The source of a vocabulary: the content of a tokenizer.json, and two of its facts."""
 
     definition: Callable[[], str]
     vocab_size: int
@@ -74,7 +74,7 @@ class GrammarChecks:
         self._started()
 
     def knows(self, grammar: str) -> bool:
-        """Whether `check` would answer at once."""
+        """True if `check` would answer at once."""
         known = self._known.get(_hash(grammar))
         return known is not None and known.answer.done() and not known.is_slow()
 

@@ -1,4 +1,4 @@
-"""What the check of one grammar may use, applied to the process that makes it, and in words."""
+"""Limits of the check of one grammar, applied to the process that makes it, and in words."""
 
 import contextlib
 import os

@@ -33,7 +33,7 @@ class AccessDenied(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """What a server accepts. At least one of the three is set."""
+    """The callers that a server accepts. At least one of the three is set."""
 
     keys: Callable[[], KeyRing] | None = None
     peer_tokens: Callable[[], tuple[str, ...]] | None = None

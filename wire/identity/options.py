@@ -83,7 +83,7 @@ class IdentityOptions:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches an address to listen on."""
+    """True if only this machine reaches an address to listen on."""
     try:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:

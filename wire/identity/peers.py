@@ -88,7 +88,7 @@ class PeerChannel(grpc.aio.Channel):
         return (("authorization", f"Bearer {self._tokens.current()[0]}"),)
 
     def _calls(self, kind: str, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
-        """What starts calls of one method, on the channel of the moment."""
+        """The starter of one method's calls, on the channel of the moment."""
 
         def call(*positional: Any, metadata: Metadata = (), **terms: Any) -> Any:
             start = getattr(self._current(), kind)(*arguments, **named)

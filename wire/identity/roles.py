@@ -7,7 +7,7 @@ from enum import Enum
 
 
 class Role(Enum):
-    """What a caller may do."""
+    """The rights of a caller."""
 
     OPEN = "open"  # needs no identity
     USER = "user"  # generates, tokenizes, embeds

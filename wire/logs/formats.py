@@ -75,7 +75,7 @@ class JsonLines(logging.Formatter):
 
 
 def _is_plain(value: object) -> bool:
-    """Whether a value is written as it is, and not as text."""
+    """True if a value is written as it is, and not as text."""
     return value is None or isinstance(value, int) or (isinstance(value, float) and isfinite(value))
 
 

@@ -8,7 +8,7 @@ MAX_ID_CHARS = 256
 
 @dataclass(frozen=True, slots=True)
 class LoggedRequest:
-    """What a line says of its request. An empty trace id: it is not traced."""
+    """The request of a line. An empty trace id: it is not traced."""
 
     request_id: str
     trace_id: str = ""

@@ -1,4 +1,4 @@
-"""What a metric is called and how it is divided: declarations, without any number."""
+"""Declarations of metrics: what they are called and how they are divided, without any number."""
 
 from dataclasses import dataclass
 from enum import Enum

@@ -41,7 +41,7 @@ def _methods(services: Iterable[str]) -> dict[str, tuple[str, str, str]]:
 
 
 def declared_calls(services: Iterable[str]) -> tuple[Declared, ...]:
-    """What is counted of the calls of these services."""
+    """The metrics of the calls of these services."""
     methods = tuple(_methods(services).values())
     codes = [code.name for code in grpc.StatusCode]
     by_code = tuple((*method, code) for method in methods for code in codes)
@@ -77,7 +77,7 @@ class CallCounts:
         self._lock = threading.Lock()  # a threaded server's calls end in any of its threads
 
     def knows(self, method: str) -> bool:
-        """Whether calls of the method, named by its path, are counted."""
+        """True if calls of the method, named by its path, are counted."""
         return method in self._methods
 
     @contextmanager

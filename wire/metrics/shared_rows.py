@@ -32,7 +32,7 @@ def make_shared_rows(num_rows: int) -> int:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether there is such a process."""
+    """True if there is such a process."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

@@ -1,1 +1,1 @@
-"""What every server refuses before a handler: unreadable bytes, and numbers no column holds."""
+"""Requests that each server refuses before a handler: unreadable bytes, too large numbers."""

@@ -1,4 +1,4 @@
-"""What a recording of steps may ask for, of scheduler and worker alike."""
+"""The options of a recording of steps, for scheduler and worker alike."""
 
 from typing import Protocol
 

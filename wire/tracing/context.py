@@ -31,7 +31,7 @@ class TraceContext:
 
     @property
     def is_sampled(self) -> bool:
-        """Whether the caller records this trace."""
+        """True if the caller records this trace."""
         return bool(int(self.traceparent[53:], 16) & _SAMPLED)
 
 

@@ -105,7 +105,7 @@ class RequestSpan:
 
     @property
     def trace_id(self) -> str:
-        """Of a recorded span, for logs; else empty."""
+        """The trace id of a recorded span, for logs; else empty."""
         return self.context.trace_id if self.is_recorded else ""
 
     def child(
@@ -187,7 +187,7 @@ def _otel_context(parent: TraceContext) -> Context:
 
 
 def _resource(service: str) -> Resource:
-    """What all spans say of this process; a name in OpenTelemetry's variables goes before ours."""
+    """Facts of this process in all spans; a name in OpenTelemetry's variables goes before ours."""
     found = Resource.create()
     name = str(found.attributes.get(SERVICE_NAME, ""))
     if name and not name.startswith("unknown_service"):  # the library's own default

@@ -73,7 +73,7 @@ class AttentionBatch:
 
     @property
     def is_decode(self) -> bool:
-        """Whether every sequence computes exactly one token."""
+        """True if every sequence computes exactly one token."""
         return self.max_seqlen_q == 1
 
     def of_group(self, group: int) -> "AttentionBatch":
@@ -103,5 +103,5 @@ class HeadLayout:
 
 
 def fuses(head_dim: int) -> bool:
-    """Whether the Triton kernels have tiles for heads of this size."""
+    """True if the Triton kernels have tiles for heads of this size."""
     return head_dim >= 16 and head_dim & (head_dim - 1) == 0

@@ -80,7 +80,7 @@ def _named_dtype(what: str, name: str) -> torch.dtype:
 
 
 def cpu_multiplies(dtype: torch.dtype) -> bool:
-    """Whether the CPU has instructions that multiply this narrow type."""
+    """True if the CPU has instructions that multiply this narrow type."""
     has = torch.cpu.get_capabilities()
     if dtype == torch.bfloat16:
         return bool(has.get("avx512_bf16") or has.get("amx_bf16"))

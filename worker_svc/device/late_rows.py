@@ -33,7 +33,7 @@ class HostGate:
 
     @property
     def waits_on_device(self) -> bool:
-        """Whether the wait is the stream's; otherwise it is the thread's that launches."""
+        """True if the wait is the stream's; otherwise it is the thread's that launches."""
         return self._driver is not None
 
     def open(self, number: int) -> None:
@@ -44,7 +44,7 @@ class HostGate:
             self._changed.notify_all()
 
     def wait(self, number: int) -> None:
-        """What is launched on the current stream from here on waits for `number`."""
+        """Has what is launched on the current stream from here on wait for `number`."""
         if self._driver is not None:
             _wait(self._driver, self._count, number)
             return
@@ -95,7 +95,7 @@ class LateFill:
 
     @property
     def num_words(self) -> int:
-        """Of a row."""
+        """Words of a row."""
         return self._buffer.shape[1]
 
     def begin(self) -> NDArray[np.int32]:

@@ -1,1 +1,1 @@
-"""What this worker counts: steps, and the time in which its device worked or waited."""
+"""Counts of this worker: steps, and the time in which its device worked or waited."""

@@ -43,7 +43,7 @@ def _widens(dtype: torch.dtype, device: torch.device) -> bool:
 
 
 def _has_fbgemm() -> bool:
-    """Whether FBGEMM is here and the CPU has what its float16 kernels are made of."""
+    """True if FBGEMM is here and the CPU has what its float16 kernels are made of."""
     has = torch.cpu.get_capabilities()
     return bool(has.get("avx2") and has.get("f16c") and torch.backends.quantized.engine in ENGINES)
 
@@ -90,7 +90,7 @@ def _plain(weight: Tensor, bias: Tensor | None) -> Multiply:
 
 
 def _fits_float16(weight: Tensor) -> bool:
-    """Whether every row [K] is as good in float16 as it was in bfloat16; not if a value is inf."""
+    """True if every row [K] is as good in float16 as it was in bfloat16; not if a value is inf."""
     for rows in torch.split(weight, ROWS_AT_ONCE):
         error = torch.linalg.vector_norm(rows.half().float().sub_(rows), dim=1)
         if not bool((error <= MAX_ROUNDING * torch.linalg.vector_norm(rows, dim=1)).all()):

@@ -133,7 +133,7 @@ class FusedLayer:
 
     @property
     def has_bias(self) -> bool:
-        """Whether any of its linear layers has one."""
+        """True if any of its linear layers has one."""
         return any(linear.bias is not None for linear, _ in self._linears(adds=True))
 
     @property
@@ -233,7 +233,7 @@ class FusedDecoder:
 
     @property
     def has_biases(self) -> bool:
-        """Whether a linear layer has one."""
+        """True if a linear layer has one."""
         return any(layer.has_bias for layer in self._layers)
 
     @property
@@ -259,12 +259,12 @@ class FusedDecoder:
 
     @property
     def has_plain_weights(self) -> bool:
-        """Whether all layers' weights have the type of the activations."""
+        """True if all layers' weights have the type of the activations."""
         return all(layer.plain is not None for layer in self._layers)
 
     @property
     def is_sharded(self) -> bool:
-        """Whether other ranks hold a part of each layer."""
+        """True if other ranks hold a part of each layer."""
         return self._group.size > 1
 
     def cluster_layers(self, kernels: "DecodeLayer") -> ClusterLayers:
@@ -374,7 +374,7 @@ class FusedDecoder:
         return self._normed(self._close(last, hidden, self._attend(last, q, kv_cache, batch)))
 
     def _normed(self, hidden: Hidden) -> Tensor:
-        """What the last layer leaves, normed."""
+        """The last layer's output, normed."""
         if hidden.normed is not None:
             return hidden.normed
         return rms_norm(hidden.residual, self._final_norm, self._eps)

@@ -142,13 +142,13 @@ class NormedLinear:
         return silu_and_mul(y, rms_of, eps)
 
     def norms(self, num_rows: int) -> bool:
-        """Whether the GEMM kernel for this number of rows also computes the norm."""
+        """True if the GEMM kernel for this number of rows also computes the norm."""
         is_tiled = tiles.counters_for(self.arrived, num_rows) is not None
         return is_tiled or _is_by_rows(self, num_rows)
 
 
 def _is_by_rows(linear: FusedLinear | NormedLinear, num_rows: int) -> bool:
-    """Whether `kernels.gemm.linear` is used for this number of rows."""
+    """True if `kernels.gemm.linear` is used for this number of rows."""
     return small_linear.pays(num_rows, *linear.weight.shape)
 
 
@@ -163,7 +163,7 @@ def _multiplied(x: Tensor, by: FusedLinear | NormedLinear) -> Tensor:
 
 
 def is_librarys(num_rows: int, kind: GemmKind) -> bool:
-    """Whether the library computes GEMMs of this kind with this number of rows."""
+    """True if the library computes GEMMs of this kind with this number of rows."""
     is_tiled = tiles.serves(num_rows) and tiles.suits(kind.n, kind.k, kind.dtype)
     return not is_tiled and not small_linear.pays(num_rows, kind.n, kind.k)
 

@@ -40,7 +40,7 @@ class WrongShape(WeightError):
 
 
 class Destination(Protocol):
-    """What a tensor of a checkpoint fills: a Tensor, or rows of a linear layer's weight."""
+    """The destination of a checkpoint's tensor: a Tensor, or rows of a linear layer's weight."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
@@ -108,7 +108,7 @@ class Filling:
         self._share = share
 
     def ignores(self, name: str) -> bool:
-        """Whether a tensor of this name is left in its file."""
+        """True if a tensor of this name is left in its file."""
         is_kept_apart = COMPUTED.fullmatch(name) or KV_SCALE.fullmatch(name)
         return name in self._ignored or is_kept_apart is not None
 
@@ -122,7 +122,7 @@ class Filling:
             )
 
     def claim(self, name: str, found: Sequence[int]) -> tuple[Destination, Share | None]:
-        """What a tensor of this name and whole shape fills, and its share. Raises WeightError."""
+        """The place of a tensor of this name and whole shape, and its share. Raises WeightError."""
         if name not in self._destinations:
             raise UnexpectedWeight(f"{name}: the model has no such parameter")
         if name not in self._pending:

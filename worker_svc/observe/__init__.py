@@ -1,1 +1,1 @@
-"""What the worker tells of requests and steps on request: spans, and where a step's time goes."""
+"""Records of requests and steps, made on request: spans, and where a step's time goes."""

@@ -28,7 +28,7 @@ class StepInterval:
 
 @dataclass(frozen=True, slots=True)
 class ComputedRows:
-    """What a step computed."""
+    """The work of a step."""
 
     num_tokens: int
     num_decode_rows: int

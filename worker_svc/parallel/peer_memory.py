@@ -56,7 +56,7 @@ def inbox_size(size: int) -> int:
 
 
 def reaches_all(rank: int, size: int) -> bool:
-    """Whether this rank's device can access the memory of all other ranks' devices."""
+    """True if this rank's device can access the memory of all other ranks' devices."""
     others = (peer for peer in range(size) if peer != rank)
     return all(torch.cuda.can_device_access_peer(rank, peer) for peer in others)
 

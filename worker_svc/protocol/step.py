@@ -121,7 +121,7 @@ class RowSampling:
 
     @property
     def has_processors(self) -> bool:
-        """Whether logits processors other than min_tokens apply."""
+        """True if logits processors other than min_tokens apply."""
         lists = self.logit_bias or self.allowed_token_ids or self.bad_words_token_ids
         return bool(lists) or self.has_penalties or bool(self.grammar)
 
@@ -131,7 +131,7 @@ class RowSampling:
 
     @property
     def filters(self) -> bool:
-        """Whether it is drawn from a part of the vocabulary; greedy ones never are."""
+        """True if it is drawn from a part of the vocabulary; greedy ones never are."""
         return not self.is_greedy and bool(self.top_k > 0 or self.top_p < 1 or self.min_p > 0)
 
 

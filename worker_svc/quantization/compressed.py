@@ -72,7 +72,7 @@ class Compressed:
 
 
 def _matches(name: str, pattern: str) -> bool:
-    """Whether a pattern is the class, a regular expression from the start, or a layer's name."""
+    """True if a pattern is the class, a regular expression from the start, or a layer's name."""
     if pattern.startswith("re:"):
         return re.match(pattern[3:], name) is not None
     return pattern in (CLASS, name)
@@ -112,7 +112,7 @@ def _arguments(where: str, given: object) -> Mapping[str, Any]:
 
 
 def _is_static(where: str, given: object) -> bool:
-    """Whether the checkpoint has a scale of a layer's inputs, of which 8 bits may be left.
+    """True if the checkpoint has a scale of a layer's inputs, of which 8 bits may be left.
 
     They keep their type here, which loses less; fewer bits are another model.
     """
@@ -123,7 +123,7 @@ def _is_static(where: str, given: object) -> bool:
 
 
 def _kv_cache_dtype(given: object) -> str | None:
-    """What keys and values are to be stored in; None: it does not say."""
+    """The type in which keys and values are to be stored; None: it does not say."""
     if given is None:
         return None
     where = f"{WHERE}.kv_cache_scheme"

@@ -19,7 +19,7 @@ class GgufTypes:
 
     @classmethod
     def of(cls, path: Path) -> "GgufTypes":
-        """Those of a file, the one with the most bytes first. Raises BadGguf."""
+        """The tensor types of a file, the one with the most bytes first. Raises BadGguf."""
         sizes: Counter[str] = Counter()
         header = read_header(path)
         for tensor in header.tensors.values():

@@ -147,6 +147,6 @@ def is_head(name: str) -> bool:
 
 
 def is_part(name: str, patterns: Collection[str]) -> bool:
-    """Whether a layer is one of these, or in one: `lm_head`, `model.layers.0`, `down_proj`."""
+    """True if a layer is one of these, or in one: `lm_head`, `model.layers.0`, `down_proj`."""
     inside = f".{name}."
     return any(f".{pattern.strip('.')}." in inside for pattern in patterns)

@@ -86,7 +86,7 @@ class Scheme(Protocol):
 
 
 class Quantization(Protocol):
-    """What a checkpoint's settings say about each of its linear layers."""
+    """The settings of a checkpoint for each of its linear layers."""
 
     @property
     def label(self) -> str:

@@ -1,4 +1,4 @@
-"""What the sequences in some slots ask of sampling, from the host's columns of SLOT."""
+"""Sampling wishes of the sequences in some slots, from the host's columns of SLOT."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -8,7 +8,7 @@ from worker_svc.sampling.sampler import is_filtered
 
 
 def are_plain(columns: NDArray[np.void], slots: IntColumn) -> bool:
-    """Whether they want no logits changed and none reported."""
+    """True if they want no logits changed and none reported."""
     if columns["has_processors"][slots].any() or columns["has_logprobs"][slots].any():
         return False
     if not columns["min_tokens"][slots].any():
@@ -18,7 +18,7 @@ def are_plain(columns: NDArray[np.void], slots: IntColumn) -> bool:
 
 
 def may_filter(columns: NDArray[np.void], slots: IntColumn) -> bool:
-    """Whether any of them filters what it samples from."""
+    """True if any of them filters what it samples from."""
     names = ("temperature", "top_k", "top_p", "min_p")
     temperature, top_k, top_p, min_p = (columns[name][slots] for name in names)
     return bool(is_filtered(temperature, top_k, top_p, min_p).any())

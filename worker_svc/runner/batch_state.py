@@ -1,4 +1,4 @@
-"""What the worker remembers between steps: one row per slot, changed by deltas.
+"""The worker's memory between steps: one row per slot, changed by deltas.
 
 Token rows and block tables, those of all KV groups in one row, live on the device; a sampled token
 is written to its row there, and the next step reads its input from the row. Counts and sampling
@@ -62,7 +62,7 @@ SLOT = np.dtype(
 
 @dataclass(frozen=True, slots=True)
 class Occupant:
-    """What a slot's sequence has besides numbers."""
+    """The parts of a slot's sequence that are no numbers."""
 
     request_id: str
     sampling: RowSampling
@@ -240,7 +240,7 @@ class BatchState:
         self.sampled_last = None
 
     def state_hashes(self, staged: Staged) -> StateHashes:
-        """What every live slot holds after a step; waits for the device and copies its rows."""
+        """Hashes of each live slot after a step; waits for the device and copies its rows."""
         slots, num_computed, _ = staged.counts_after()
         width = int(staged.table.columns["num_blocks"][slots].max(initial=0))
         tables = self.block_tables[:, :width].cpu().numpy()[slots]
@@ -249,7 +249,7 @@ class BatchState:
         return StateHashes(slots, slot_hashes(slots, sums, num_computed, tokens))
 
     def prompt_parts(self, staged: Staged) -> list[Part]:
-        """What this step computes of prompts that are asked about, in batch order."""
+        """The parts of prompts that this step computes and that are asked about, in batch order."""
         rows = staged.rows
         if rows.is_decode or not staged.table.columns["prompt_output_end"][rows.slots].any():
             return []
@@ -298,7 +298,7 @@ class BatchState:
         num_tokens: IntColumn,
         is_short: NDArray[np.bool_],
     ) -> LogitsProcessors:
-        """Of the rows that ask for any; for all others there is nothing to do."""
+        """The processors of the rows that ask for any; for all others there is nothing to do."""
         rows = np.flatnonzero(table.columns["has_processors"][slots] | is_short)
         if not len(rows):
             return LogitsProcessors()

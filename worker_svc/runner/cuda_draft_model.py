@@ -20,7 +20,7 @@ from worker_svc.runner.rows import Rows
 
 
 class CudaDraftModel(DraftModel):
-    """Of fused layers; valid as long as the state that it drafts for."""
+    """A draft model of fused layers; valid as long as the state that it drafts for."""
 
     def __init__(
         self, decoder: Decoder, kv_cache: KVCache, limits: Limits, state: BatchState

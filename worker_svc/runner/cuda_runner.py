@@ -294,7 +294,7 @@ class CudaRunner(ModelRunner):
         )
 
     def _is_plain(self, staged: Staged) -> bool:
-        """Whether rows sample one token each and want no logits changed or reported."""
+        """True if rows sample one token each and want no logits changed or reported."""
         if staged.rows.drafts is not None:
             return False
         rows = staged.rows

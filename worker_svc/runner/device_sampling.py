@@ -100,7 +100,7 @@ def sample_rows(
 
 @dataclass(frozen=True, slots=True)
 class _Index:
-    """What launches read of a step's rows, on the device."""
+    """The index of a step's rows that launches read, on the device."""
 
     wanted: Tensor  # rows of logits whose log probabilities are asked for
     written: Tensor  # where in the token rows the tokens of these will be

@@ -77,7 +77,7 @@ class SlotsOnDevice:
             self.slot_state.index_copy_(0, index, rows.view(len(slots), -1))
 
     def entering(self, staged: Staged) -> NDArray[np.int32]:
-        """What `enter_slots` writes for a step's new sequences."""
+        """The output of `enter_slots` for a step's new sequences."""
         new = staged.step.new_sequences
         slots = np.array([sequence.slot for sequence in new], dtype=np.int64)
         return entering_words(
@@ -231,7 +231,7 @@ def entering_words(
     block_ids: Sequence[NDArray[np.int32]],
     numbers: NDArray[np.int64],
 ) -> NDArray[np.int32]:
-    """What `enter_slots` reads: the sequences' headers, then their tokens, then their blocks.
+    """The input of `enter_slots`: the sequences' headers, then their tokens, then their blocks.
 
     `block_ids` are those of `entering_blocks`.
     """

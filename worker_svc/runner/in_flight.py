@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Computed:
-    """What a launch will bring; the default if it has no rows."""
+    """The result that a launch will bring; the default if it has no rows."""
 
     prepare_us: int = 0  # from its begin to the first of its work on the device; 0: it has none
     places: IntColumn | None = None  # of tokens in the ring's row; None: in the rows' order

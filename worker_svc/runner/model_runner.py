@@ -60,7 +60,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """What was sampled at R positions, on the host."""
+    """Samples at R positions, on the host."""
 
     tokens: NDArray[np.int32]  # [R]; below 0 it says why there is none
     logprobs: LogprobColumns | None = None
@@ -115,7 +115,7 @@ class ModelRunner(ABC):
 
     @property
     def device(self) -> torch.device:
-        """What it computes on."""
+        """The device that it computes on."""
         return self._device
 
     @property
@@ -125,7 +125,7 @@ class ModelRunner(ABC):
 
     @property
     def makes_drafts(self) -> bool:
-        """Whether it has a draft model."""
+        """True if it has a draft model."""
         return self.draft_model is not None
 
     @property
@@ -268,7 +268,7 @@ class ModelRunner(ABC):
     def _compute_prompt_outputs(
         self, parts: list[Part], hidden: torch.Tensor
     ) -> list[DevicePromptOutput]:
-        """What is asked about parts of prompts, from a step's hidden states [T, hidden]."""
+        """Answers about parts of prompts, from a step's hidden states [T, hidden]."""
         vocab_size = self.limits.vocab_size
         return compute_prompt_outputs(
             parts, hidden, self.state.token_rows, self._model.logits, vocab_size

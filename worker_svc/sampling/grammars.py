@@ -160,7 +160,7 @@ class Grammars:
 
     @property
     def last_fill_s(self) -> float:
-        """What the newest masks took, all rows, without waits."""
+        """Seconds that the newest masks took, all rows, without waits."""
         return self._masks.last_fill_s
 
     def give_up(self) -> None:

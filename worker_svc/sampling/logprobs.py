@@ -21,7 +21,7 @@ NO_TOKEN = -1
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What is asked about N rows of a step, on the host."""
+    """The logprobs asked for by N rows of a step, on the host."""
 
     rows: IntColumn  # [N]
     num_top: int = 0  # likeliest tokens per row; rows that asked for fewer use the first of them
@@ -36,7 +36,7 @@ class Wanted:
 
     @classmethod
     def of(cls, rows: IntColumn, samplings: Sequence[RowSampling]) -> "Wanted":
-        """What each of these rows asks for, `samplings` one by one."""
+        """The wishes of each of these rows, `samplings` one by one."""
         likeliest = (one.num_top_logprobs or 0 for one in samplings if not one.logprob_token_ids)
         num_top = max(likeliest, default=0)
         width = max((len(one.logprob_token_ids) for one in samplings), default=0)
@@ -83,7 +83,7 @@ def distributions(logits: Tensor, rows: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Likeliest:
-    """What of N rows is known before a token is sampled, on the device."""
+    """The facts of N rows before a token is sampled, on the device."""
 
     ids: Tensor  # [N, K] int64: the likeliest, or those that the row names
     logprobs: Tensor  # [N, K] float32

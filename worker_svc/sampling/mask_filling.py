@@ -101,7 +101,7 @@ class MaskFiller:
 
     @property
     def wants_guesses(self) -> bool:
-        """Whether rows should guess in the next step. From any thread."""
+        """True if rows should guess in the next step. From any thread."""
         return self._num_to_guess > 0
 
     def fill(

@@ -60,7 +60,7 @@ class SamplingRows:
 
     @property
     def need_whole_rows(self) -> bool:
-        """Whether any row needs logits of the whole vocabulary on one rank."""
+        """True if any row needs logits of the whole vocabulary on one rank."""
         return bool(self.logits_processors) or bool(len(self.wanted) or self.is_filtered.any())
 
     @classmethod

@@ -61,7 +61,7 @@ class SchedulerStream:
 
     @property
     def progress(self) -> StreamProgress:
-        """What has come and what runs, without a lock: a moment's view."""
+        """The steps that have come and that run, without a lock: a moment's view."""
         is_idle, is_told = self._running[0] == 0, self._is_draining and self._may_tell
         return StreamProgress(self._next_step_id, self._num_received, is_idle, is_told)
 

@@ -1,4 +1,4 @@
-"""What Prometheus gets of a worker: its steps, its device's idle time, and what it holds now."""
+"""Metrics of a worker for Prometheus: its steps, its device's idle time, and what it holds now."""
 
 from collections.abc import Iterable, Iterator
 

@@ -73,7 +73,7 @@ class Session:
 
     @property
     def is_attached(self) -> bool:
-        """Whether a scheduler's stream is open."""
+        """True if a scheduler's stream is open."""
         return self._stream is not None
 
     @property
@@ -174,7 +174,7 @@ class Session:
 
     @property
     def progress(self) -> StreamProgress | None:
-        """Of the attached scheduler's stream; None when none is attached."""
+        """The progress of the attached scheduler's stream; None when none is attached."""
         stream = self._stream
         return None if stream is None else stream.progress
 

@@ -129,7 +129,7 @@ def start(
 
 
 def _is_quantized(config: WorkerConfig, folder: Path) -> bool:
-    """Whether the kernels depend on the weights, of which the helper has none."""
+    """True if the kernels depend on the weights, of which the helper has none."""
     if is_gguf(folder):
         return True
     try:

@@ -82,7 +82,7 @@ class LoadedModel:
 
     @property
     def decoders(self) -> list[StepModel]:
-        """Of the model, and of the one that drafts for it."""
+        """The decoders of the model, and of the one that drafts for it."""
         return [self.decoder] if self.draft is None else [self.decoder, self.draft.decoder]
 
     @property
@@ -486,7 +486,7 @@ def shape_limits(config: WorkerConfig, kind: str, max_model_len: int, vocab_size
 
 
 def _block_bytes(config: WorkerConfig, model: LoadedModel) -> int:
-    """Of the model, and of the one that drafts for it: their blocks have the same ids."""
+    """Bytes of a block of the model, and of the one that drafts for it: both have the same ids."""
     if model.kv_plan is not None:
         return model.kv_plan.page_bytes
     return sum(decoder.block_bytes(config.block_size) for decoder in model.decoders)

@@ -100,7 +100,7 @@ def _pass_rest(source: Source, emit: Callable[[str], None]) -> Steps[None]:
 
 
 def _read_head(source: Source) -> Steps[re.Match[str] | None]:
-    """What precedes the text of a message; None where none begins."""
+    """The words before the text of a message; None where none begins."""
     while True:
         head = _HEAD.match(source.text)
         if head is not None:

@@ -29,7 +29,7 @@ def is_known(parameters: Schema, name: str) -> bool:
 
 
 def is_text(parameters: Schema, name: str) -> bool:
-    """Whether a parameter can be nothing but text, so that it can be passed on as it comes."""
+    """True if a parameter can be nothing but text, so that it can be passed on as it comes."""
     for schema in _schemas_of(parameters, name):
         found = plain_text(schema, parameters)
         if found is None or found.allows_null:

@@ -60,7 +60,7 @@ class ToolUseBlock(Block):
 
 
 class ToolResultBlock(Block):
-    """What a tool returned."""
+    """The answer of a tool."""
 
     type: Literal["tool_result"]
     tool_use_id: str

@@ -11,7 +11,7 @@ from gateway.http.messages import Strict
 
 
 class ThinkingOptions(Strict):
-    """Whether the model thinks before it answers, and how long."""
+    """Settings of how the model thinks before it answers: at all, and how long."""
 
     where: ClassVar[str | None] = "thinking."
 
@@ -21,7 +21,7 @@ class ThinkingOptions(Strict):
 
     @property
     def is_hidden(self) -> bool:
-        """Whether the answer is to hold no thoughts."""
+        """True if the answer is to hold no thoughts."""
         return self.display == "omitted"
 
     def max_tokens_of(self, max_tokens: int | None) -> int | None:
@@ -41,7 +41,7 @@ class ThinkingOptions(Strict):
 
 @dataclass(frozen=True, slots=True)
 class Thinker:
-    """What the served model knows of thinking."""
+    """The served model's knowledge of thinking."""
 
     thinks: bool  # its answers may begin with reasoning
     template: ChatTemplate | None

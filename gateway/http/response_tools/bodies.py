@@ -44,7 +44,7 @@ class FunctionTool(ResponseToolBody):
 
 
 class InputFormat(ResponseToolBody):
-    """What the input of a custom tool must look like."""
+    """The form of a custom tool's input."""
 
     type: Literal["text", "grammar"]
     syntax: Literal["regex"] | None = None

@@ -1,4 +1,4 @@
-"""What runs here, for the tools of other servers: /ping, /version, /load, /server_info and more."""
+"""Facts of this server for tools of other servers: /ping, /version, /load, /server_info, ..."""
 
 from typing import Any
 

@@ -36,7 +36,7 @@ Documents = Annotated[
 
 
 class ScoringBody(Body):
-    """What both have in common."""
+    """Fields that both bodies have."""
 
     model: str | None = None
     instruction: str | None = None

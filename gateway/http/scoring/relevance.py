@@ -40,7 +40,7 @@ class AnswerTokens:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """What is compared, and the name of the document in errors."""
+    """Two texts to compare, and the name of the document in errors."""
 
     query: str
     document: str

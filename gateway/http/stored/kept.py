@@ -1,4 +1,4 @@
-"""What one request for a response asks of the store."""
+"""Orders of one request for a response to the store."""
 
 import json
 import uuid
@@ -48,7 +48,7 @@ class Kept:
 def kept_for(
     body: ResponseBody, given_id: str | None, store: ResponseStore | None, recent: RecentItems
 ) -> Kept:
-    """What the request asks of the store. Raises RequestError where it cannot be done."""
+    """The request's orders to the store. Raises RequestError where they cannot be done."""
     if store is None:
         for field, asks in (
             ("store", bool(body.store)),

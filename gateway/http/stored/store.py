@@ -35,7 +35,7 @@ class StoredResponse:
 
     @property
     def num_bytes(self) -> int:
-        """What it costs."""
+        """Bytes that it costs."""
         ids = ITEM_BYTES * len(self.item_ids)
         return len(self.body) + len(self.input_items) + ids + OVERHEAD_BYTES
 
@@ -52,7 +52,7 @@ class ResponseStore:
 
     @property
     def num_bytes(self) -> int:
-        """What all of them cost."""
+        """Bytes that all of them cost."""
         return self._num_bytes
 
     def put(

@@ -67,7 +67,7 @@ class _Arguments:
         self._writing, self._answer, self._inner, self._name = writing, answer, inner, name
 
     def of(self, schema: JsonSchema) -> str:
-        """What matches all arguments. Raises RequestError."""
+        """The rule for all arguments. Raises RequestError."""
         given = {} if schema.schema is True else schema.schema
         try:
             json_schema.check(given, schema.place, is_loose=schema.is_loose)
@@ -82,7 +82,7 @@ class _Arguments:
             return self._any_arguments(ANY)
 
     def _properties(self, given: Mapping[str, Any], schema: JsonSchema) -> Iterator[str]:
-        """What matches each argument that the schema lists."""
+        """The rules for each argument that the schema lists."""
         check_object(given, schema.place)
         properties, required = given.get("properties", {}), given.get("required", [])
         shared = {key: given[key] for key in DEFINITIONS if key in given}
@@ -92,7 +92,7 @@ class _Arguments:
             yield argument if name in required else f"({argument})?"
 
     def _key(self, name: str, place: str) -> str:
-        """What precedes an argument's value."""
+        """The text before an argument's value."""
         writing, answer = self._writing, self._answer
         spelled = name and name == name.strip() and not {*writing.ends_of_keys} & {*name}
         if not spelled or len(name) > MAX_KEY_CHARACTERS:
@@ -104,7 +104,7 @@ class _Arguments:
     def _value(
         self, root: Mapping[str, Any], shared: Mapping[str, Any], name: str, schema: JsonSchema
     ) -> str:
-        """What matches a value and its end."""
+        """The rule for a value and its end."""
         place = join(f"{schema.place}.properties", name)
         properties = root.get("properties", {})
         if name not in properties:  # required and not described
@@ -123,7 +123,7 @@ class _Arguments:
         return f"{line}{self._answer.written(self._writing.value_end)}"
 
     def _text(self, text: PlainText, place: str) -> str:
-        """What matches plain text and its end; or null."""
+        """The rule for plain text and its end; or null."""
         end = self._writing.value_end
         options = [one for one in text.options if end not in one]
         kinds = [json.dumps(one, ensure_ascii=False) for one in options]
@@ -172,7 +172,7 @@ def check_object(schema: Mapping[str, Any], place: str) -> None:
 
 
 def _other_text(schema: Mapping[str, Any], place: str) -> PlainText:
-    """What an argument may be that the schema does not list: it is text.
+    """The form of an argument that the schema does not list: text.
 
     Raises RequestError where the schema wants another form.
     """

@@ -197,7 +197,7 @@ def summarize(samples: Sequence[Sample], objective: Objective = ANYTHING) -> Sum
 
 
 def is_good(sample: Sample, objective: Objective) -> bool:
-    """Whether an answer met every limit of the objective."""
+    """True if an answer met every limit of the objective."""
     parts = (
         (_ttft_ms(sample), objective.ttft_ms),
         (_tpot_ms(sample), objective.tpot_ms),

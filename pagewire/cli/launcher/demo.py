@@ -25,7 +25,7 @@ class DemoPipe:
         self._fd = os.open(path, os.O_RDWR | os.O_NONBLOCK)
 
     def asks_for_kill(self) -> bool:
-        """Whether the page has asked since the last call; more than once counts as once."""
+        """True if the page has asked since the last call; more than once counts as once."""
         try:
             return KILL_WORKER in os.read(self._fd, 4096)
         except BlockingIOError:

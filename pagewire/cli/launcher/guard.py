@@ -40,7 +40,7 @@ class Child:
         self.pid = self._process.pid
 
     def is_running(self) -> bool:
-        """Whether it runs; reaps what has ended."""
+        """True if it runs; reaps what has ended."""
         while self._process.returncode is None:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)

@@ -37,7 +37,7 @@ class HealthSilence:
 
     @property
     def is_too_long(self) -> bool:
-        """Whether the service hangs."""
+        """True if the service hangs."""
         return self.seconds > self.limit_s
 
     def tick(self, elapsed_s: float) -> None:

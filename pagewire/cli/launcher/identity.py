@@ -1,4 +1,4 @@
-"""What the services of `pagewire up` show each other, and what this command shows them.
+"""Identities in `pagewire up`: what its services show each other, and what this command shows them.
 
 They always share a random token. --tls adds test certificates, --api-keys the keys of clients.
 """
@@ -40,13 +40,13 @@ class LocalIdentity:
 
     @property
     def can_ask(self) -> bool:
-        """Whether this command may ask the sample question."""
+        """True if this command may ask the sample question."""
         return self.api_key is not None or not self.needs_key
 
 
 @dataclass(frozen=True, slots=True)
 class ClientKeys:
-    """What the gateway asks of clients, and the key of this command."""
+    """The gateway's demands on clients, and the key of this command."""
 
     own: str | None
     is_needed: bool

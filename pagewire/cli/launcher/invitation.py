@@ -1,4 +1,4 @@
-"""What `pagewire up` prints when all services are ready: how to go on."""
+"""The text of `pagewire up` when all services are ready: how to go on."""
 
 import shlex
 

@@ -1,4 +1,4 @@
-"""What `pagewire up` prints: a line for each finished step, and a line that is rewritten."""
+"""The output of `pagewire up`: a line for each finished step, and a line that is rewritten."""
 
 import shutil
 import sys

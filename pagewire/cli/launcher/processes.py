@@ -145,7 +145,7 @@ class Service:
 
 
 def last_message(log: str) -> str:
-    """What the last line of a log says, without its time, level and logger."""
+    """The message of a log's last line, without its time, level and logger."""
     for line in reversed(log.splitlines()):
         if (match := _MESSAGE.match(line)) is not None:
             return str(match[1])
@@ -226,7 +226,7 @@ class Services:
                 raise CommandError(self.obituary(service, service.how_it_ended()))
 
     def obituary(self, service: Service, what: str) -> str:
-        """What became of a service, with the reason that it gave, else the end of its log."""
+        """The end of a service, with the reason that it gave, else the end of its log."""
         if service.exit_status in REFUSALS and (reason := service.reason()):
             return f"the {service.spec.name} {what}: {reason} (its log: {service.log_path})"
         return (

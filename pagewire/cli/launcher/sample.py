@@ -22,7 +22,7 @@ MAX_SAMPLE_TOKENS = 32
 
 @dataclass(frozen=True, slots=True)
 class SampleOutcome:
-    """What became of the question."""
+    """The outcome of the question."""
 
     problem: str = ""  # why there was no answer; empty when there was one
     can_chat: bool = True  # False: the model has no chat template
@@ -69,7 +69,7 @@ def _outcome(identity: LocalIdentity, timeout_s: float, journal: Journal) -> Sam
 
 
 def _can_chat(client: Client) -> bool:
-    """Whether the model has a chat template."""
+    """True if the model has a chat template."""
     try:
         client.tokenize([{"role": "user", "content": QUESTION}])
     except InvalidArgument as error:

@@ -1,4 +1,4 @@
-"""What a scheduler serves, in one line: model, type and device."""
+"""The model that a scheduler serves, in one line: name, type and device."""
 
 from pagewire._channel import Connection, open_channel
 from pagewire._errors import PagewireError, translated

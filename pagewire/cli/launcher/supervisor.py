@@ -58,7 +58,7 @@ class KeptService:
 
     @property
     def is_ready(self) -> bool:
-        """Whether its process serves."""
+        """True if its process serves."""
         return self._due_s is None and self._watch.is_serving
 
     def tick(self, now_s: float) -> Iterator[str]:
@@ -124,7 +124,7 @@ class KeptService:
         yield f"the {self.name} {self._why}, restarting" + (f" in {pause_s:g} s" * (pause_s > 0))
 
     def is_ending(self, now_s: float) -> bool:
-        """Whether its process, asked to end, runs and answers."""
+        """True if its process, asked to end, runs and answers."""
         if self._services[self.name].exit_status is not None:
             return False
         self._listen(now_s)

@@ -128,7 +128,7 @@ class StopSignals:
 
     @property
     def is_urgent(self) -> bool:
-        """Whether a second signal has come."""
+        """True if a second signal has come."""
         return self._count > 1
 
     def check(self) -> None:

@@ -1,1 +1,1 @@
-"""What remains of the past: ended requests, worker losses, migration, output lengths."""
+"""Traces of the past: ended requests, worker losses, migration, output lengths."""

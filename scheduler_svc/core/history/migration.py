@@ -81,7 +81,7 @@ class Migration:
         sequence.lose_kv()
 
     def can_hold(self, sequence: Sequence) -> bool:
-        """Whether a sequence can migrate to here: it fits, and its id is not live here."""
+        """True if a sequence can migrate to here: it fits, and its id is not live here."""
         config = self._state.config
         most = config.max_model_len + sequence.request.is_prompt_only
         num_blocks = config.blocks_needed(sequence.max_len)

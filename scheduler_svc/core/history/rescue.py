@@ -18,7 +18,7 @@ from scheduler_svc.core.step.state import SchedulerState
 
 @dataclass(slots=True)
 class Unfinished:
-    """What a call has changed that no client knows of yet."""
+    """Changes of a call that no client knows of yet."""
 
     plan: StepPlan | None = None  # whose result is being applied
     num_tokens: NDArray[np.int32] | None = None  # of its sampled slots, before

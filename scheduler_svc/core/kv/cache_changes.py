@@ -1,4 +1,4 @@
-"""What prefix caches gain and lose, in order, for those outside who keep an index of them.
+"""Gains and losses of prefix caches, in order, for those outside who keep an index of them.
 
 A block is findable here as soon as a step that fills it is planned; outside it counts once that
 step is answered. So each change waits for the newest step planned when it was made.

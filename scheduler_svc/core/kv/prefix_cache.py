@@ -22,7 +22,7 @@ NULL_BLOCK = 0  # filler of block tables, never handed out
 
 @dataclass(frozen=True, slots=True)
 class BlockKeys:
-    """What a block's content depends on besides its tokens and the block before it."""
+    """Parts of a block's content besides its tokens and the block before it."""
 
     is_first: bool  # of its chain
     texts: tuple[str, ...]  # salt, pictures

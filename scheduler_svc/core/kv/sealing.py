@@ -93,7 +93,7 @@ def _seal_until(
 
 
 def _keys(request: Request, blocks: Iterable[int], size: int) -> list[BlockKeys]:
-    """What some blocks of a request depend on besides their tokens."""
+    """The parts of some blocks' contents besides their tokens."""
     salt = (request.cache_salt,) if request.cache_salt else ()
     return [
         BlockKeys(

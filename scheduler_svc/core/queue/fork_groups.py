@@ -52,7 +52,7 @@ class ForkGroups:
         return members if sequence in members else []
 
     def has_group_of(self, request: Request) -> bool:
-        """Whether the fork group that a request names is live here."""
+        """True if the fork group that a request names is live here."""
         return bool(request.fork_group) and _key(request) in self._groups
 
     def clear(self) -> None:

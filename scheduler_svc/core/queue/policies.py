@@ -40,7 +40,7 @@ class Order(ABC):
         """All sequences, in the order in which they would be taken if nothing changed."""
 
     def is_more_urgent(self, sequence: Sequence, running: Sequence) -> bool:
-        """Whether this waiting sequence should preempt the running one."""
+        """True if this waiting sequence should preempt the running one."""
         return False
 
     def by_seniority(self, running: Iterable[Sequence]) -> tuple[Sequence, ...]:

@@ -68,7 +68,7 @@ class Reservations:
             self._due.popleft()
 
     def is_due(self, request_id: str) -> bool:
-        """Whether a place is kept for this request now."""
+        """True if a place is kept for this request now."""
         reservation = self._by_id.get(request_id)
         return reservation is not None and reservation.due_s - EARLY_S <= self._now_s
 

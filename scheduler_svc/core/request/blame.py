@@ -51,12 +51,12 @@ class Blame:
 
     @property
     def should_give_up(self) -> bool:
-        """Whether the request should be given up."""
+        """True if the request should be given up."""
         is_refused = self.is_suspect and self.num_refusals >= MAX_REFUSALS
         return self.is_poison or is_refused or self.num_refusals_in_all >= MAX_REFUSALS_IN_ALL
 
     @property
     def is_poison(self) -> bool:
-        """Whether processes die where the request is computed."""
+        """True if processes die where the request is computed."""
         died_again = self.is_suspect and self.num_deaths >= MAX_DEATHS
         return died_again or self.num_deaths_in_all >= MAX_DEATHS_IN_ALL

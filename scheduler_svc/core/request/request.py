@@ -102,7 +102,7 @@ class Request:
 
     @property
     def takes_drafts(self) -> bool:
-        """Whether tokens may be drafted for it: the masks of a grammar follow tokens one by one."""
+        """True if tokens may be drafted for it: the masks of a grammar follow tokens one by one."""
         return not (self.skip_speculation or GRAMMAR in self.requirements)
 
     @property
@@ -113,5 +113,5 @@ class Request:
 
     @property
     def is_prompt_only(self) -> bool:
-        """Whether nothing is sampled: the request ends when its prompt is computed."""
+        """True if nothing is sampled: the request ends when its prompt is computed."""
         return self.max_tokens == 0

@@ -110,7 +110,7 @@ class Sequence:
 
     @property
     def has_run(self) -> bool:
-        """Whether it has held a slot."""
+        """True if it has held a slot."""
         return self.num_cached is not None
 
     @property
@@ -122,7 +122,7 @@ class Sequence:
 
     @property
     def is_suspect(self) -> bool:
-        """Whether it computes alone, since a process died in its last step."""
+        """True if it computes alone, since a process died in its last step."""
         return self.blame is not None and self.blame.is_suspect
 
     @property
@@ -132,7 +132,7 @@ class Sequence:
 
     @property
     def has_prompt_outputs_due(self) -> bool:
-        """Whether prompt outputs of some positions are not planned yet."""
+        """True if prompt outputs of some positions are not planned yet."""
         return self.num_prompt_outputs_planned < self.request.prompt_output_end
 
     @property

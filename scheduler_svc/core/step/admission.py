@@ -133,7 +133,7 @@ class Admission:
         return is_alone or self._config.blocks_needed(num_tokens + 1) <= state.pool.num_free
 
     def _may_look_past(self, aside: _SetAside) -> bool:
-        """Whether to try the next sequence although those in `aside` were not admitted.
+        """True if the next sequence may be tried although those in `aside` were not admitted.
 
         A preempted sequence is never overtaken: the next one would take the room that it gave up.
         One that awaits its fork group is always overtaken: it needs no room yet.

@@ -63,7 +63,7 @@ class TokenUpdate:
     def with_ends(
         self, finished: list[Finished], deliveries: list[PromptOutputDelivery]
     ) -> StepOutputs:
-        """What the step brought to the clients."""
+        """The step's outputs for the clients."""
         rows = self.sampled_rows
         return StepOutputs(self.clients, self.handles, self.token_ids, finished, rows, deliveries)
 

@@ -1,4 +1,4 @@
-"""Whether a worker's answer fits the oldest step in flight."""
+"""Checks that a worker's answer fits the oldest step in flight."""
 
 import numpy as np
 from numpy.typing import NDArray

@@ -48,7 +48,7 @@ class Grants:
 
     @property
     def has_room(self) -> bool:
-        """Whether the worker can hold another frame and no cut is pending."""
+        """True if the worker can hold another frame and no cut is pending."""
         if self.pending is not None:
             return False
         grants = {plan.grant_id for plan in self._in_flight if plan.grant_id is not None}

@@ -32,7 +32,7 @@ def plan_range(sequence: Sequence, slot: int, end: int) -> PromptOutputRange | N
 
 
 def match(due: Many[PromptOutputRange], received: Many[ReceivedPromptOutput]) -> bool:
-    """Whether the outputs received are those due, all of them and in order."""
+    """True if the outputs received are those due, all of them and in order."""
     wanted = [(one.slot, one.begin, one.end) for one in due]
     return wanted == [(one.slot, one.begin, one.end) for one in received]
 

@@ -130,5 +130,5 @@ class Reuse:
 
     @staticmethod
     def _is_dated(sequence: Sequence) -> bool:
-        """Whether its KV is older than the last reset of the prefix cache, so not to be reused."""
+        """True if its KV is older than the last reset of the prefix cache, so not to be reused."""
         return sequence.is_private and not sequence.request.skip_prefix_cache

@@ -71,7 +71,7 @@ class Speculation:
         return most - int(np.count_nonzero(chunks)) - num_entering
 
     def _has_blocks(self, draft: Draft, chunks: NDArray[np.int32]) -> bool:
-        """Whether the step's rows [rows] need no more blocks than are free."""
+        """True if the step's rows [rows] need no more blocks than are free."""
         after, tables = draft.computed + chunks, self._state.table.tables
         needs = sum(int(table.lacking(draft.index, after).sum()) for table in tables)
         return needs <= self._state.pool.num_free

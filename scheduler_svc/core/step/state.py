@@ -108,7 +108,7 @@ class SchedulerState:
 
     @property
     def is_idle_with_freed_slots(self) -> bool:
-        """Whether no sequence runs, and the worker does not know that of all yet."""
+        """True if no sequence runs, and the worker does not know that of all yet."""
         return bool(self.freed_slots) and not self.running.sequences
 
     def remove(self, sequence: Sequence) -> None:

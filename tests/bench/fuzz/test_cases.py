@@ -1,4 +1,4 @@
-"""What the fuzzers draw, keep and judge, without services."""
+"""Cases of the fuzzers: what is drawn, kept and judged, without services."""
 
 import json
 import random

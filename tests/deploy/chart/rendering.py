@@ -57,7 +57,7 @@ def helm_template(*options: str) -> subprocess.CompletedProcess[str]:
 
 @cache
 def rendered_text(name: str) -> str:
-    """What helm renders for a set of values; the random token is replaced."""
+    """The text that helm renders for a set of values; the random token is replaced."""
     done = helm_template("--values", str(VALUES / f"{name}.yaml"))
     assert done.returncode == 0, done.stderr
     return TOKEN.sub(r"\1RANDOM", done.stdout)

@@ -1,4 +1,4 @@
-"""What a schema of Kubernetes lets pass and a cluster refuses, or what quietly does nothing.
+"""Mistakes that a schema of Kubernetes lets pass and a cluster refuses, or that quietly do nothing.
 
 `problems(objects, outside)` names each; `outside` are secrets and claims that the values name.
 """
@@ -14,7 +14,7 @@ MAX_NAME, MAX_STATEFUL_NAME = 63, 52  # a StatefulSet appends a hash to its name
 
 
 def problems(objects: list[Object], outside: Iterable[str] = ()) -> list[str]:
-    """What is wrong with objects that belong together, each with the object's name."""
+    """Problems of objects that belong together, each with the object's name."""
     found = [*_names(objects), *_services(objects), *_routes(objects), *_scaling(objects)]
     found += _monitors(objects)
     for owner in pods(objects):

@@ -45,7 +45,7 @@ def long_options(tier: str) -> dict[str, argparse.Action]:
 
 
 def schema_of(action: argparse.Action) -> dict[str, Any]:
-    """What a value in the chart may be."""
+    """The schema of a value in the chart."""
     described: dict[str, Any] = {}
     if action.help and action.help != argparse.SUPPRESS:
         described["description"] = action.help % {**vars(action), "prog": ""}

@@ -28,7 +28,7 @@ def test_the_readme_has_the_tables_of_the_comments() -> None:
 
 
 def value_at(values: Any, path: str) -> bool:
-    """Whether the chart has a value of this name; options of services are in its schema."""
+    """True if the chart has a value of this name; options of services are in its schema."""
     names = path.split(".")
     if len(names) == 3 and names[1] == "options":
         return names[2] in long_options(names[0])

@@ -44,7 +44,7 @@ def file_of(found: Object) -> str:
 
 @cache
 def validated(version: str) -> subprocess.CompletedProcess[str]:
-    """What Kubernetes of a version says of all sets, each object once."""
+    """The verdict of a version of Kubernetes on all sets, each object once."""
     with TemporaryDirectory() as folder:
         for found in (found for name in SETS for found in rendered(name)):
             (Path(folder) / file_of(found)).write_text(json.dumps(found))
@@ -85,7 +85,7 @@ def custom_resources() -> list[tuple[str, Object]]:
 
 
 def complaints(objects: list[Object]) -> str:
-    """What the types (fields) and the validators (values) of custom resources say of them."""
+    """Complaints of the types (fields) and the validators (values) of custom resources."""
     typed = "\n".join(
         f'import type {{ I{found["kind"]} as T{n} }} from "{module(found)}/{found["kind"]}";\n'
         f"export const o{n}: T{n} = {json.dumps(found)};"

@@ -1,4 +1,4 @@
-"""What every pod is: restricted, without a token of the cluster, sized, probed, ended in order."""
+"""Every pod is restricted, without a token of the cluster, sized, probed, ended in order."""
 
 from collections.abc import Iterator
 
@@ -17,7 +17,7 @@ def containers(spec: Object) -> list[Object]:
 
 
 def violations(spec: Object) -> Iterator[str]:
-    """What the restricted standard and this product's own rules forbid in a pod."""
+    """Violations of the restricted standard and of this product's own rules by a pod."""
     context = spec["securityContext"]
     if not context.get("runAsNonRoot") or context.get("runAsUser") in (None, 0):
         yield "may run as root"

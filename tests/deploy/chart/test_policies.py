@@ -21,13 +21,13 @@ EVERYWHERE: Object = {}
 
 
 def selects(peer: Object, labels: dict[str, str]) -> bool:
-    """Whether a peer without a namespace is a pod with these labels."""
+    """True if a peer without a namespace is a pod with these labels."""
     wanted = peer.get("podSelector", {}).get("matchLabels", {})
     return "namespaceSelector" not in peer and wanted.items() <= labels.items()
 
 
 def allows(policies: list[Object], way: str, other: dict[str, str], port: int) -> bool:
-    """Whether policies that hold for a pod let it talk so (`from` or `to`) to another pod."""
+    """True if policies that hold for a pod let it talk so (`from` or `to`) to another pod."""
     side = "ingress" if way == "from" else "egress"
     for policy in policies:
         for rule in policy["spec"].get(side, ()):

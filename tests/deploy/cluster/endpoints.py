@@ -15,7 +15,7 @@ _CHECK_S = 0.1
 
 
 def is_ready(pod: Object) -> bool:
-    """Whether a pod says that it is ready."""
+    """True if a pod says that it is ready."""
     conditions = pod.get("status", {}).get("conditions", [])
     return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
 

@@ -14,7 +14,7 @@ _random = random.SystemRandom()  # processes of one run must not draw the same
 
 
 def why_not() -> str:
-    """What this machine lacks; empty if nothing."""
+    """The parts that this machine lacks; empty if none."""
     if os.geteuid() != 0:
         return "no root: pods cannot have roots and networks of their own"
     name = f"pwt{os.getpid()}"

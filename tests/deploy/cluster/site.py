@@ -81,12 +81,12 @@ class Release:
         return [pod for pod in items if pod["metadata"]["labels"].get(label) == tier]
 
     def logs(self, pod: str) -> str:
-        """What a pod has said."""
+        """The words of a pod."""
         words = ("logs", pod, "--namespace", self.namespace)
         return self.client.kubectl(*words).stdout
 
     def words(self) -> str:
-        """What pods have said, where this is known after their end."""
+        """The words of pods, where they are known after their end."""
         stand_in = self.stand_in
         return "" if stand_in is None else "\n".join([stand_in.words(), *stand_in.failures()])
 
@@ -117,7 +117,7 @@ class Release:
         return self.start(requests).wait()
 
     def is_answered(self) -> bool:
-        """Whether the gateway says that it is ready."""
+        """True if the gateway says that it is ready."""
         with contextlib.suppress(OSError, http.client.HTTPException):
             url = f"http://{self.host}:{HTTP_PORT}/ready"
             with urllib.request.urlopen(url, timeout=patience(2)) as answered:

@@ -97,7 +97,7 @@ class StandIn:
         return found
 
     def failures(self) -> list[str]:
-        """What went wrong in the stand-in, not in its pods."""
+        """Failures of the stand-in, not of its pods."""
         return self.kubelet.failures() + self.controllers.failures
 
     def words(self) -> str:

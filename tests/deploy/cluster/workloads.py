@@ -80,7 +80,7 @@ def revision(template: Object) -> str:
 
 
 class _Step:
-    """What the steps of both kinds share."""
+    """The common part of both kinds' steps."""
 
     kind: Kind
     label: str
@@ -242,7 +242,7 @@ class StatefulSetStep(_Step):
                 return
 
     def _is_settled(self, pod: Object) -> bool:
-        """Whether the next pod may follow it; one of an older revision is replaced, not awaited."""
+        """True if the next pod may follow it; one of an older revision is replaced, not awaited."""
         is_old = pod["metadata"]["labels"][REVISION] != self._revision
         return not is_ending(pod) and (is_ready(pod) or is_old)
 

@@ -30,7 +30,7 @@ class Instruction:
 
 @dataclass(slots=True)
 class Stage:
-    """What follows one FROM."""
+    """The lines after one FROM."""
 
     base: str
     name: str

@@ -36,7 +36,7 @@ STEP_S = 900.0
 
 
 def why_not() -> str:
-    """What this machine lacks; empty if nothing."""
+    """The parts that this machine lacks; empty if none."""
     if os.geteuid() != 0:
         return "no root: stages cannot have roots of their own"
     tried = subprocess.run(["unshare", "-m", "true"], capture_output=True)
@@ -101,7 +101,7 @@ class Replay:
         return written
 
     def shell(self, name: str) -> list[str]:
-        """What runs the steps of a stage."""
+        """The shell that runs the steps of a stage."""
         stage = self.stages[name]
         if own := stage.all_of("SHELL"):
             return own[-1].words

@@ -1,4 +1,4 @@
-"""What can be said of the images from their Dockerfiles alone."""
+"""Claims about the images that their Dockerfiles alone can show."""
 
 import difflib
 import tomllib

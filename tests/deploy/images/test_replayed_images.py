@@ -44,7 +44,7 @@ class Running:
     log: Path
 
     def is_healthy(self) -> bool:
-        """What the image's own HEALTHCHECK says, asked in the container."""
+        """The answer of the image's own HEALTHCHECK, asked in the container."""
         _, _, text = self.image.stage.last("HEALTHCHECK").text.partition(" CMD ")
         default = self.image.variables["PAGEWIRE_HEALTH_PORT"]
         words = [word.replace(default, str(self.health_port)) for word in json.loads(text)]
@@ -136,7 +136,7 @@ def host(images: dict[str, Container], tmp_path_factory: pytest.TempPathFactory)
 
 
 def distributions(image: Container) -> set[str]:
-    """What is installed in an image, by pip's names."""
+    """The packages in an image, by pip's names."""
     (folder,) = image.root.glob(PACKAGES)
     return {each.name.lower() for each in metadata.distributions(path=[str(folder)])}
 

@@ -29,7 +29,7 @@ RESPONSE_FORMAT: Any = {"type": "json_schema", "json_schema": {"name": "form", "
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What came of one request."""
+    """The outcome of one request."""
 
     content: str
     calls: tuple[tuple[str, str], ...]
@@ -52,7 +52,7 @@ def asking(number: int) -> dict[str, Any]:
 
 
 def body_of(seed: int, tools: list[dict[str, Any]]) -> dict[str, Any]:
-    """What both models are asked."""
+    """The body that both models are asked."""
     return {
         "messages": [asking(seed)],
         "tools": tools,
@@ -84,7 +84,7 @@ async def ask(client: openai.AsyncOpenAI, body: dict[str, Any]) -> Answer:
 
 
 def check(answer: Answer, tools: list[dict[str, Any]], has_form: bool) -> str:
-    """What kind of answer it is. Raises AssertionError for a third kind."""
+    """The kind of an answer. Raises AssertionError for a third kind."""
     schema = tools[0]["function"]["parameters"]
     is_cut = answer.reason == "length"
     for index, (name, arguments) in enumerate(answer.calls):

@@ -185,7 +185,7 @@ def _answer(connection: socket.socket) -> NoReturn:
 def _run(
     module: str, arguments: list[str], folder: str, environ: dict[str, str], outputs: list[int]
 ) -> NoReturn:
-    """What `python -m module` does in a new process."""
+    """Does what `python -m module` does, in a new process."""
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environ)

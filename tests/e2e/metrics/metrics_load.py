@@ -19,7 +19,7 @@ Series = tuple[str, frozenset[tuple[str, str]]]
 
 @dataclass(slots=True)
 class Counted:
-    """What a client saw of all its requests; times are sums over them."""
+    """A client's view of all its requests; times are sums over them."""
 
     codes: Counter[int] = field(default_factory=Counter)
     reasons: Counter[str] = field(default_factory=Counter)
@@ -139,7 +139,7 @@ class Scrapes:
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """What was added between two scrapes."""
+    """The growth between two scrapes."""
 
     before: Scrapes
     after: Scrapes

@@ -74,7 +74,7 @@ def end_of(event: Event) -> float:
 
 
 def check_nesting(spans: list[Event]) -> None:
-    """Of a track, each two either nest or are apart: else a viewer draws them wrong."""
+    """Checks that each two of a track either nest or are apart: else a viewer draws them wrong."""
     tracks: dict[tuple[int, int], list[Event]] = defaultdict(list)
     for span in spans:
         tracks[span["pid"], span["tid"]].append(span)

@@ -113,7 +113,7 @@ def calm(pair: Pair) -> list[History]:
 
 
 def disturbed(pair: Pair, disturb: Callable[[], None]) -> list[History]:
-    """What streams say that were running when something happened."""
+    """The words of streams that were running when something happened."""
 
     def at_some_time(streams: Streams) -> None:
         assert streams.wait_for_tokens(300)

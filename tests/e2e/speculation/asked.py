@@ -1,4 +1,4 @@
-"""What is asked of products that draft and of those that do not, through the SDK."""
+"""Questions to products that draft and to those that do not, through the SDK."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager

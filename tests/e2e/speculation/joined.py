@@ -33,7 +33,7 @@ EOS = 2
 
 @dataclass
 class Told:
-    """What a request has had."""
+    """The output that a request has had."""
 
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)

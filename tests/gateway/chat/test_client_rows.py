@@ -1,4 +1,4 @@
-"""What clients were seen to send: each row is one sentence, one request, and its answer."""
+"""Requests that clients were seen to send: each row is one sentence, one request, its answer."""
 
 import json
 from dataclasses import dataclass

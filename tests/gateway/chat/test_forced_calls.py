@@ -48,7 +48,7 @@ def calls(*pairs: tuple[str, str]) -> str:
 
 @pytest.fixture
 def follows(running: Any, tokenizer: Any) -> Callable[[str], bool]:
-    """Whether the last submitted grammar accepts a complete text."""
+    """A function that says whether the last submitted grammar accepts a complete text."""
     definition = tokenizer.definition()
     plain = tokenizers.Tokenizer.from_str(definition)
 

@@ -1,4 +1,4 @@
-"""What a browser needs: calls from pages of other origins, and a page of documentation."""
+"""Needs of a browser: calls from pages of other origins, and a page of documentation."""
 
 import logging
 from collections.abc import Callable

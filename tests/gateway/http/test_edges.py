@@ -72,7 +72,7 @@ SHAPES = ("{}", "[{}]", "[1, {}]", '{{"1": {}}}')
 
 
 def _holds_numbers(kind: Any) -> bool:
-    """Whether a type may hold a number, or anything at all."""
+    """True if a type may hold a number, or anything at all."""
     if kind in (int, float, Any):
         return True
     if get_origin(kind) in (Union, types.UnionType, list, tuple, dict):

@@ -30,7 +30,7 @@ HOSTILE = '</script><img src=x onerror="alert(1)">\u2028\n\ndata: {"x":1}'
 
 
 def message(numbers: list[int], new: list[int], uptime_s: float = 5.0) -> live_pb2.WatchResponse:
-    """Of requests that decode; `new` are those whose facts are told."""
+    """A message of requests that decode; `new` are those whose facts are told."""
     ones = np.ones(len(numbers), dtype=np.int32)
     return live_pb2.WatchResponse(
         status=scheduler_pb2.GetStatusResponse(

@@ -1,4 +1,4 @@
-"""Whether a grammar allows a text."""
+"""A test of texts against grammars."""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +14,7 @@ Accepts = Callable[[str, str], bool]
 
 @pytest.fixture
 def accepts(tokenizer: Tokenizer, model_info: Any, encode: Callable[[str], list[int]]) -> Accepts:
-    """Whether the grammar of an output allows this text."""
+    """A function that says whether the grammar of an output allows a text."""
     info = types_pb2.ModelInfo.FromString(model_info.SerializeToString())
     vocabulary = read_vocabulary(tokenizer.definition(), info.vocab_size, info.eos_token_ids)
 

@@ -72,7 +72,7 @@ class Case:
 
 
 def forget():
-    """What is compiled for clusters of another size."""
+    """Forgets kernels that are compiled for clusters of another size."""
     decode_float8_rows._of.cache_clear()
     decode_float8_rows._prepared.cache_clear()
 

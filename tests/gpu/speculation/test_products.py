@@ -86,7 +86,7 @@ Futures = list[Future[pagewire.Completion]]
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What a product that drafts nothing answered on one GPU."""
+    """The answers of a product that drafts nothing on one GPU."""
 
     answers: Answers
     stop: str

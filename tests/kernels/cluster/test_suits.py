@@ -101,7 +101,7 @@ def test_a_launch_with_tensor_maps_is_as_large_as_the_device_takes_it_to_be() ->
 
 
 def formula(name: str) -> str:
-    """What a function of the source returns, in Python's words."""
+    """A function of the source that returns a value, in Python's words."""
     source = decode_float8.SOURCE.read_text()
     body = re.search(rf"int {name}\(.*?\) {{\n    return (.*);\n}}", source)
     assert body is not None

@@ -31,7 +31,7 @@ CONTROLS = ["<s>hello</s>", "hello<s> world</s></s>", "<unk>hello<unk>"]
 
 
 class Reference:
-    """What SentencePiece does with a text, one joined pair after the other."""
+    """SentencePiece's way with a text, one joined pair after the other."""
 
     def __init__(self, vocabulary: dict[str, Any]) -> None:
         read = {key.removeprefix("tokenizer.ggml."): value for key, value in vocabulary.items()}

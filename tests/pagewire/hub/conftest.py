@@ -25,7 +25,7 @@ def hub() -> Iterator[Hub]:
 
 @pytest.fixture
 def environ(hub: Hub, tmp_path: Path) -> dict[str, str]:
-    """Of a process that has this hub, an empty cache and no token."""
+    """The environment of a process that has this hub, an empty cache and no token."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
     return kept | {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hf"), "NO_PROXY": "127.0.0.1"}
 

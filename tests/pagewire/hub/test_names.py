@@ -1,4 +1,4 @@
-"""What is a model's name, and who takes it: a folder here wins."""
+"""Names of models, and who takes them: a folder here wins."""
 
 from pathlib import Path
 

@@ -72,7 +72,7 @@ def test_a_part_that_was_damaged_is_fetched_anew(
 
 
 def until(find: Callable[[], Any]) -> Any:
-    """What `find` gives once it gives something."""
+    """The answer of `find` once it has one."""
     deadline_s = time.monotonic() + patience(10)
     while time.monotonic() < deadline_s:
         if found := find():

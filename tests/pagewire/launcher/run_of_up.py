@@ -50,7 +50,7 @@ class Up:
         return json.loads((self.folder / f"{name}.json").read_text())
 
     def pids(self) -> list[int]:
-        """Of every service that came to its first line, and of its child processes."""
+        """The ids of every service that came to its first line, and of its child processes."""
         begun = [name for name in NAMES if (self.folder / f"{name}.json").exists()]
         return [pid for name in begun for pid in self.note(name)["pids"]]
 

@@ -1,4 +1,4 @@
-"""What a service is doing, read from its log: the reason for a wait."""
+"""The activity of a service, read from its log: the reason for a wait."""
 
 from pagewire.cli.launcher.processes import last_message
 

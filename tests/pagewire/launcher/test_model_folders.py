@@ -1,4 +1,4 @@
-"""What `pagewire up --model` says about a path that is no model's folder."""
+"""Messages of `pagewire up --model` about a path that is no model's folder."""
 
 import pytest
 

@@ -101,7 +101,7 @@ def submit_with_min_tokens(world: World, draw: Draw) -> None:
 
 @rule(weight=1)
 def submit_at_the_edges_of_numbers(world: World, draw: Draw) -> None:
-    """What int32 and uint32 hold at most, and one more, wherever a request has a number."""
+    """Submits what int32 and uint32 hold at most, and one more, wherever a request has a number."""
     edges = [2**31 - 1, 2**31, 2**32 - 1]
     world.submit(
         world.draw_prompt(draw, 1, 8),

@@ -140,7 +140,7 @@ class World(Granting):
 
     @property
     def may_plan(self) -> bool:
-        """Whether a shell would plan another step now."""
+        """True if a shell would plan another step now."""
         return not self.is_worker_away and self.scheduler.num_in_flight <= self.max_depth
 
     def settle(self) -> None:

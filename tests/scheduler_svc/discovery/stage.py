@@ -36,7 +36,7 @@ PERIOD_S = 0.02
 
 
 class Answers:
-    """What lookups of the name answer: addresses, an error, or nothing for a while."""
+    """Answers of lookups of the name: addresses, an error, or nothing for a while."""
 
     def __init__(self) -> None:
         self.hosts: set[str] = set()
@@ -82,7 +82,7 @@ class Stage:
 
     @property
     def open_hosts(self) -> set[str]:
-        """Those that take requests."""
+        """The hosts that take requests."""
         groups = [group for group in self.engine.groups if group.is_open]
         return {group.address.rpartition(":")[0] for group in groups}
 

@@ -19,7 +19,7 @@ NUM_PROMPT, NUM_OUTPUT = 20, 160
 
 @dataclass(slots=True)
 class Device:
-    """What a step takes, as measured on an H200 with 8B, in milliseconds."""
+    """Times of a step, as measured on an H200 with 8B, in milliseconds."""
 
     rows_ms: float = 6.2  # of 64 rows
     token_ms: float = 0.03  # of each draft

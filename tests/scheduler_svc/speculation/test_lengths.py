@@ -17,7 +17,7 @@ def lengths(
     max_drafts: int = 192,
     prices: StepPrices = PRICES,
 ) -> list[int]:
-    """Of rows with predictions of these probabilities, and more rows with so much left."""
+    """Lengths of rows with predictions of these probabilities; more rows have so much left."""
     gains = np.array(probabilities)[:, None] ** PLACES
     left = left_s or [RICH_S] * len(probabilities)
     chosen: list[int] = choose_lengths(

@@ -81,7 +81,7 @@ class Server:
         return plan.drafts
 
     def draft_s(self, plan: StepPlan) -> float:
-        """What it takes to make the drafts of a step, in the step."""
+        """Seconds to make the drafts of a step, in the step."""
         return 0.0
 
     def serve(self, num_streams: int) -> list[float]:

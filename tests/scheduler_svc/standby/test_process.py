@@ -94,7 +94,7 @@ class Pair:
                 self.start(port)
 
     def story(self) -> str:
-        """What is known of both schedulers, for a test that fails."""
+        """The state of both schedulers, for a test that fails."""
         ends = {port: process.poll() for port, process in self.processes.items()}
         logs = [f"{port}\n{(self.folder / f'{port}.log').read_text()}" for port in self.ports]
         return "\n".join([f"exit codes {ends}, the worker's epoch {self.worker.epoch}", *logs])

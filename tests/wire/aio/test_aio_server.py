@@ -21,7 +21,7 @@ async def echo(request: bytes, _: Any) -> bytes:
 
 
 def call(port: int, path: bytes) -> bytes:
-    """What the server answers to a call with this path."""
+    """The server's answer to a call with this path."""
     headers = (
         *((b":method", b"POST"), (b":scheme", b"http"), (b":path", path), (b":authority", b"x")),
         *((b"content-type", b"application/grpc"), (b"te", b"trailers")),

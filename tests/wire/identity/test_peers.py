@@ -51,7 +51,7 @@ async def worker(identity: IdentityOptions) -> AsyncIterator[str]:
 
 
 async def outcome(channel: grpc.aio.Channel) -> str:
-    """What the worker says of the caller, or the code of its refusal."""
+    """The worker's word about the caller, or the code of its refusal."""
     call = channel.unary_unary(f"/{SERVICE}/Describe")
     try:
         answer: bytes = await call(b"", timeout=patience(5))

@@ -30,7 +30,7 @@ def test_float32_inputs_of_a_norm_survive_it() -> None:
 
 
 def floats(destinations: Destinations) -> dict[str, torch.Tensor]:
-    """What tensors of a checkpoint fill, as views."""
+    """The views that tensors of a checkpoint fill."""
     return {
         name: part.values if isinstance(part, WeightRows) else part  # type: ignore[misc]
         for name, part in destinations

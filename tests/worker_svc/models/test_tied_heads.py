@@ -33,7 +33,7 @@ Change = Callable[[dict[str, Tensor]], None]
 
 
 def other_head(tensors: dict[str, Tensor]) -> None:
-    """What a trainer leaves that has tied nothing: a head that has moved away."""
+    """The head that a trainer leaves that has tied nothing: one that has moved away."""
     noise = torch.randn(tensors[TABLE].shape, generator=torch.Generator().manual_seed(3))
     tensors[HEAD] = (tensors[TABLE].float() + 0.1 * noise).to(tensors[TABLE].dtype)
 

@@ -1,4 +1,4 @@
-"""What a recording holds of steps, on devices that wait and on those that do not."""
+"""Recordings of steps, on devices that wait and on those that do not."""
 
 import time
 from collections import defaultdict

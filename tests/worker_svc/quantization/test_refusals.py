@@ -23,7 +23,7 @@ KV = {"num_bits": 8, "type": "float", "strategy": "tensor"}
 
 
 def settings(name: str, **changes: Any) -> dict[str, Any]:
-    """Those of a format, with changes to it, or with a dot to its one group of layers."""
+    """The settings of a format, with changes to it, or with a dot to its one group of layers."""
     given = dict(FORMATS[name].config)
     for key, value in changes.items():
         part, _, last = key.partition("__")

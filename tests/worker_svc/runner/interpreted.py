@@ -134,7 +134,7 @@ def use_few_splits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _with_few_splits(config: Any) -> Any:
-    """Of hundreds of splits, each a program to interpret, a context of ten blocks fills one."""
+    """A context of ten blocks fills a split: hundreds are each a program to interpret."""
     return dataclasses.replace(config, num_splits=min(config.num_splits, MOST_SPLITS))
 
 

@@ -58,7 +58,7 @@ def decode(driver: Driver, slot: int, first: int, **fields: object) -> list[int]
 
 
 def calm(driver: Driver, prompt: list[int] = PROMPT) -> list[int]:
-    """What follows a prompt that is computed whole, alone, in blocks of its own."""
+    """The tokens after a prompt that is computed whole, alone, in blocks of its own."""
     blocks = list(range(50, 56))
     first = driver.step(sequence(3, prompt, blocks), rows={3: len(prompt)}).token_ids
     tokens = decode(driver, 3, int(first[0]))

@@ -1,4 +1,4 @@
-"""What step graphs repeat, interpreted: maps, tiles and both halves of a step."""
+"""Repetitions by step graphs, interpreted: maps, tiles and both halves of a step."""
 
 import dataclasses
 from itertools import cycle

@@ -26,7 +26,7 @@ TILES = dict.fromkeys(SIZES, TILE)
 
 
 def rows(*given: tuple[int, int, int, bool]) -> Rows:
-    """Of (slot, tokens computed, tokens of this step, whether it samples)."""
+    """Rows of (slot, tokens computed, tokens of this step, whether it samples)."""
     slots, computed, scheduled, samples = zip(*given, strict=True)
     columns = (np.array(column, dtype=np.int64) for column in (slots, scheduled, computed))
     return Rows(*columns, np.array(samples))

@@ -15,7 +15,7 @@ Drafted = Mapping[int, tuple[int, int]]  # by slot: how many right drafts, then 
 
 @dataclass(slots=True)
 class Told:
-    """What all steps brought, by slot, and the states after them."""
+    """The tokens of all steps, by slot, and the states after them."""
 
     tokens: dict[int, list[int]] = field(default_factory=dict)
     logprobs: dict[int, list[float]] = field(default_factory=dict)

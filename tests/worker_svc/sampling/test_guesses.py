@@ -124,7 +124,7 @@ class Slow:
         self.now_s += self._mask_s if rows else 0.0
 
     def steps(self, number: int) -> list[bool]:
-        """Whether rows guessed in each step."""
+        """The steps, with True for rows that guessed."""
         found = []
         for _ in range(number):
             found.append(self.filler.wants_guesses)

@@ -1,4 +1,4 @@
-"""What is taken of what was timed, and in which order candidates are timed."""
+"""The measure of what was timed, and the order in which candidates are timed."""
 
 from types import SimpleNamespace
 from typing import Any

@@ -53,7 +53,7 @@ def load_gguf(path: Path, filling: Filling, device: torch.device, keeps_integers
 
 
 def _takes(destination: Destination, stored: StoredTensor, share: Share | None) -> bool:
-    """Whether integers can be put there: a rank's columns must be whole groups."""
+    """True if integers can be put there: a rank's columns must be whole groups."""
     if stored.bits is None or not isinstance(destination, IntegerDestination):
         return False
     if isinstance(destination, Joined) and destination.is_wide:

@@ -115,7 +115,7 @@ class NarrowLinear:
         return Hidden(y, rounded=rounded_rows.rescaled_and_rounded(y, *given))
 
     def rounds(self, num_rows: int) -> bool:
-        """Whether so many rows are rounded to 8 bits."""
+        """True if so many rows are rounded to 8 bits."""
         return self.unit is not None and num_rows > _MOST_KEPT
 
     def rows_for(self, num_rows: int) -> NarrowRows | None:
@@ -161,7 +161,7 @@ class NormedNarrowLinear:
         return rows.linear(x, *given, norm=self.norm, eps=eps, gated=True)
 
     def norms(self, num_rows: int) -> bool:
-        """Whether the GEMM kernel for this number of rows also computes the norm."""
+        """True if the GEMM kernel for this number of rows also computes the norm."""
         return self.linear.rows_for(num_rows) is not None
 
     def _rounded(self, hidden: Hidden, eps: float) -> RoundedRows:
@@ -213,7 +213,7 @@ def normed_gemm_of(norm: RMSNorm, linear: Linear) -> NormedLinear | NormedNarrow
 
 
 def _multiplies_in_8_bits(weight: NarrowWeight) -> bool:
-    """Whether the library multiplies the weight as it is, with rows in 8 bits."""
+    """True if the library multiplies the weight as it is, with rows in 8 bits."""
     if not weight.rounds_rows or not weight.data.is_cuda:
         return False
     suits = all(size % _LIBRARY_MULTIPLE == 0 for size in weight.shape)

@@ -173,7 +173,7 @@ class QuantizedLayers:
         return frozenset(name for part in self._parts for name in part.specs())
 
     def other_destinations(self) -> dict[str, Destination]:
-        """What is not a linear layer's weight."""
+        """The destinations of what is not a linear layer's weight."""
         return {name: to for name, to in self._destinations.items() if name not in self._own}
 
     def empty_biases(self, checkpoint: Checkpoint) -> frozenset[str]:
@@ -216,7 +216,7 @@ def _cuts(
 
 
 def cut_of(part: tuple[int, int], share: Share | None) -> RankCut:
-    """What a rank takes, by the shape of its part."""
+    """The cut that a rank takes, by the shape of its part."""
     outputs, inputs = part
     if share is None:
         return RankCut(part, range(outputs), range(inputs))

@@ -1,4 +1,4 @@
-"""What rows ask for in addition to a token, as CUDA graphs: a handful of launches for all of it.
+"""CUDA graphs of what rows ask for in addition to a token: a handful of launches for all of it.
 
 A step's logits are widened into one float32 buffer, which graphs of their own read and change: for
 log probabilities, for penalties, and for the draw with the masks of grammars. What is asked, and by
@@ -45,7 +45,7 @@ MOST_TOP = 20  # likeliest tokens of a row; who asks for more searches beams
 
 
 class _Kind(Enum):
-    """What a graph does."""
+    """The work of a graph."""
 
     WIDEN = "widen"
     LOGPROBS = "logprobs"
@@ -58,7 +58,7 @@ class _Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """What a graph is captured for: so many rows, or so many that ask."""
+    """The target of a capture: so many rows, or so many that ask."""
 
     kind: _Kind
     size: int
@@ -105,7 +105,7 @@ class AskedGraphs:
         }
 
     def rehearsals(self) -> list[Callable[[], None]]:
-        """What `capture` captures and has kernels of ours, as calls that need no request."""
+        """Launches of kernels of ours that `capture` captures, as calls that need no request."""
         ours = (_Kind.PENALTIES, _Kind.DRAW, _Kind.DRAW_FILTERED)
         return [partial(self._run, work) for work in self._all_work() if work.kind in ours]
 
@@ -127,7 +127,7 @@ class AskedGraphs:
         )
 
     def hold(self, step: StepMap, sampling: SamplingRows) -> bool:
-        """Whether they do all that a step's rows ask for."""
+        """True if they do all that a step's rows ask for."""
         wanted = sampling.wanted
         if step.num_sampled > self.row_sizes[-1]:
             return False
@@ -244,7 +244,7 @@ class AskedGraphs:
         self._slots.sample(VocabPart(logits), self._steps.samplers(num_rows), filters)
 
     def _look_up(self, number: int) -> None:
-        """Of the tokens that were drawn just now."""
+        """Looks up the tokens that were drawn just now."""
         tokens = self._slots.token_rows.view(-1).index_select(0, self._columns.written[:number])
         logprobs = self._logprobs[:number]
         sampled = logprobs.gather(1, tokens.long()[:, None])

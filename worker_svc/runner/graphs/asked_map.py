@@ -1,4 +1,4 @@
-"""What the rows of a step ask for in addition to a token: one buffer of int32 says all of it.
+"""The wishes of a step's rows in addition to a token: one buffer of int32 says all of it.
 
 Rows are named by their place in the graph of their step. Plain arithmetic: knows neither graphs nor
 the device.
@@ -43,7 +43,7 @@ class AskedLayout:
         return AskedColumns(*[buffer[part] for part in self._parts])
 
     def holds(self, processors: LogitsProcessors, num_wanted: int) -> bool:
-        """Whether so few rows ask."""
+        """True if so few rows ask."""
         penalties = processors.penalties
         return num_wanted <= self.most and (penalties is None or len(penalties.rows) <= self.most)
 

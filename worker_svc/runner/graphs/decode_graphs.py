@@ -44,7 +44,7 @@ def size_for(sizes: tuple[int, ...], num_rows: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Variant:
-    """What a graph is captured for."""
+    """The target of a capture."""
 
     size: int
     filters: bool  # whether a row may filter what it samples from

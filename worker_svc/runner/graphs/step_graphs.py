@@ -60,7 +60,7 @@ def row_sizes(max_num_seqs: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class _Ending:
-    """What a graph of the second kind is captured for."""
+    """The target of a capture of the second kind."""
 
     num_rows: int
     filters: bool | None  # whether a row may filter what it samples from; None: nothing is sampled

@@ -1,1 +1,1 @@
-"""What `pagewire up` is told, and by what."""
+"""The options of `pagewire up`, and where they come from."""

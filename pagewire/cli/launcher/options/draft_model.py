@@ -5,7 +5,7 @@ from pathlib import Path
 
 
 def words_for_worker(speculative_config: str | None) -> tuple[str, ...]:
-    """What the worker must be told, so that it has the model that the scheduler drafts with.
+    """The worker's options for the model that the scheduler drafts with.
 
     Of what is no such JSON nothing: the scheduler refuses it with a reason.
     """

@@ -1,4 +1,4 @@
-"""What `pagewire up` takes from the environment and a file, beyond its own options.
+"""Settings that `pagewire up` takes from the environment and a file, beyond its own options.
 
 The services inherit the environment and read their sections of the file themselves. What `up`
 decides for them, it refuses there: it would have to ignore it.

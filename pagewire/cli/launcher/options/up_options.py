@@ -229,7 +229,7 @@ def passed_words(options: argparse.Namespace, service: str) -> tuple[str, ...]:
 
 
 def explain_unknown(rest: Sequence[str]) -> str:
-    """What to write instead of words that `up` does not know."""
+    """The words to write instead of those that `up` does not know."""
     unknown = [word for word in rest if word.startswith("--")]
     if not unknown:
         return f"unrecognized arguments: {' '.join(rest)}"

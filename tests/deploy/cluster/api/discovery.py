@@ -1,4 +1,4 @@
-"""What a client asks an API server before anything else: which kinds there are."""
+"""The first question of a client to an API server: which kinds there are."""
 
 import re
 from typing import Any

@@ -52,7 +52,7 @@ class Refused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What a request is about."""
+    """The subject of a request."""
 
     kind: Kind
     namespace: str
@@ -76,7 +76,7 @@ class Asked:
         return cls(kind, match["namespace"] or "", match["name"] or "", match["part"] or "", query)
 
     def fits(self, obj: Object) -> bool:
-        """Whether an object is one of those that a list or watch is about."""
+        """True if an object is one of those that a list or watch is about."""
         about = obj["metadata"]
         if self.namespace and about.get("namespace") != self.namespace:
             return False

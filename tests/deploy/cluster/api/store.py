@@ -98,7 +98,7 @@ class Store:
                 del self._objects[key]
 
     def since(self, version: int) -> list[Change]:
-        """What happened after a version."""
+        """The events after a version."""
         with self.changed:
             return [change for change in self._changes if change.version > version]
 
@@ -128,7 +128,7 @@ class Store:
 
 
 def owned(objects: list[Object], owner: Object) -> Iterator[Object]:
-    """Those that an owner made."""
+    """The objects that an owner made."""
     uid = owner["metadata"]["uid"]
     for obj in objects:
         if any(each["uid"] == uid for each in obj["metadata"].get("ownerReferences", [])):
@@ -136,7 +136,7 @@ def owned(objects: list[Object], owner: Object) -> Iterator[Object]:
 
 
 def is_ending(obj: Object) -> bool:
-    """Whether it was deleted, and something of it is left."""
+    """True if it was deleted, and something of it is left."""
     return "deletionTimestamp" in obj["metadata"]
 
 

@@ -23,7 +23,7 @@ class CannotStart(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What containers of one pod have in common."""
+    """Surroundings that containers of one pod share."""
 
     folder: Path
     volumes: dict[str, Path]
@@ -177,7 +177,7 @@ class Container:
         return steps
 
     def _fill_root(self) -> None:
-        """What an image has, in addition to what is mounted."""
+        """Fills in an image's content, in addition to what is mounted."""
         for name in ("proc", "tmp", "cache"):
             (self.root / name).mkdir(parents=True, exist_ok=True)
         (self.root / "tmp").chmod(0o1777)

@@ -55,7 +55,7 @@ def expand(text: str, known: dict[str, str]) -> str:
 
 
 def content_of(obj: Object) -> dict[str, bytes]:
-    """What a ConfigMap or Secret holds."""
+    """The content of a ConfigMap or Secret."""
     if obj["kind"] == "Secret":
         found = {name: base64.b64decode(text) for name, text in (obj.get("data") or {}).items()}
         return found | {n: t.encode() for n, t in (obj.get("stringData") or {}).items()}

@@ -21,7 +21,7 @@ class NoImage(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """What a kubelet needs to know of an image."""
+    """The facts of an image that a kubelet needs."""
 
     entrypoint: tuple[str, ...]
     variables: dict[str, str]

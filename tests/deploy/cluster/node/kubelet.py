@@ -31,16 +31,16 @@ class Kubelet:
             runner.join()
 
     def logs(self, namespace: str, name: str, container: str) -> str:
-        """What a pod has said, also one that is gone."""
+        """The words of a pod, also of one that is gone."""
         found = [r for r in self._runners.values() if r.name == f"pod {namespace}_{name}"]
         return found[-1].logs(container) if found else ""
 
     def log_files(self) -> list[Path]:
-        """Those of all pods that there were."""
+        """The log files of all pods that there were."""
         return [p for r in list(self._runners.values()) for p in sorted(r.log_folder.glob("*.log"))]
 
     def failures(self) -> list[str]:
-        """What went wrong in this stand-in, not in a pod."""
+        """Failures of this stand-in, not of a pod."""
         return [runner.failure for runner in list(self._runners.values()) if runner.failure]
 
     def _run(self) -> None:

@@ -28,7 +28,7 @@ _GRACE_S = 30
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """What pods get from their machine."""
+    """The machine of pods, and what it gives them."""
 
     store: Store
     network: Network
@@ -118,7 +118,7 @@ class PodRunner(threading.Thread):
             self._node.store.remove(POD, self._pod)
 
     def logs(self, container: str) -> str:
-        """What the containers have said."""
+        """The words of the containers."""
         paths = sorted(self.log_folder.glob(f"{container or '*'}.log"))
         return "".join(path.read_text(errors="replace") for path in paths)
 

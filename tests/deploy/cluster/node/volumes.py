@@ -13,7 +13,7 @@ _FILE_MODE = 0o644
 
 
 class NotYet(Exception):
-    """What a pod needs is not there; a kubelet tries again."""
+    """Raised when a thing that a pod needs is not there; a kubelet tries again."""
 
 
 class Volumes:

@@ -1,4 +1,4 @@
-"""What a worker makes ready before a sequence enters: several, of any kind, each with its end."""
+"""Requirements of a sequence before it enters: several, of any kind, each with its end."""
 
 from dataclasses import replace
 
