@@ -294,7 +294,8 @@ class Scheduler:
         """
         plan = check_result(self._in_flight[0] if self._in_flight else None, result)
         state = self.internal_state
-        state.note_step(self.last_step_id)
+        if state.changes is not None:
+            state.changes.step_id = self.last_step_id
         self._unfinished = Unfinished(plan, state.table.num_tokens[plan.sampled_slots])
         self._in_flight.popleft()
         self.counters.answered(plan, result)

@@ -60,13 +60,8 @@ class Planner:
 
     def plan(self, most_prompt_tokens: int | None, drafts: Drafts) -> StepPlan | None:
         """Plans the next step; None when there is nothing to compute now."""
-        self._state.note_step(self._next_step_id)
-        plan = self._plan(most_prompt_tokens, drafts)
-        if plan is None:
-            self._state.note_step(self.last_step_id)
-        return plan
-
-    def _plan(self, most_prompt_tokens: int | None, drafts: Drafts) -> StepPlan | None:
+        if (changes := self._state.changes) is not None:
+            changes.step_id = self._next_step_id
         self._budget.limit_prompts(most_prompt_tokens)
         self._admission.make_way()
         if self._has_window:
@@ -80,6 +75,8 @@ class Planner:
         else:
             draft.hold = _HELD_BY_PREEMPTION  # none may overtake the preempted one
         if not len(draft.slots) and not draft.admitted:
+            if changes is not None:
+                changes.step_id = self.last_step_id
             return None
         self.counters.num_capped_steps += draft.is_capped and draft.budget <= 0
         return self._commit(draft)
@@ -227,7 +224,8 @@ class Planner:
     def _commit(self, draft: Draft, is_grant: bool = False) -> StepPlan:
         """Marks the running rows' tokens as computed and turns the draft into a plan."""
         state, step_id = self._state, draft.step_id
-        state.note_step(step_id + draft.num_steps - 1)
+        if state.changes is not None:
+            state.changes.step_id = step_id + draft.num_steps - 1
         sampled = self._book(draft, step_id)
         slots, chunks, computed = draft.slots, draft.chunks, draft.computed
         num_prefill_tokens = self._num_prefill_tokens(draft)

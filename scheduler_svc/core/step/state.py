@@ -92,11 +92,6 @@ class SchedulerState:
             self.changes = CacheChanges()
             self.pool.follow(self.changes)
 
-    def note_step(self, step_id: int) -> None:
-        """Says which step's answer makes true what changes from now on."""
-        if self.changes is not None:
-            self.changes.step_id = step_id
-
     def receive(self, sequence: Sequence) -> None:
         """Adds a new sequence."""
         if self.is_worker_away:
