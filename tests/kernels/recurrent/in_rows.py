@@ -105,6 +105,7 @@ def close_by(bound: float) -> Callable[[Tensor, Tensor], None]:
 
     def check(actual: Tensor, expected: Tensor) -> None:
         assert actual.shape == expected.shape
-        assert (actual.double() - expected).norm() <= bound * expected.norm()
+        distance = float((actual.double() - expected).norm() / expected.norm())
+        assert distance <= bound, f"off by {distance:.1e}"
 
     return check

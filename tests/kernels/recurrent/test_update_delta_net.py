@@ -63,6 +63,7 @@ class Case:
         ((1, 2, 16, 24), torch.float32, FLOAT32),
         ((2, 2, 24, 40), torch.float32, FLOAT32),
         ((1, 2, 24, 16), torch.bfloat16, BFLOAT16),
+        ((1, 2, 128, 128), torch.bfloat16, BFLOAT16),  # as released models have them
         ((1, 1, 16, 16), torch.float16, FLOAT16),
     ],
 )
