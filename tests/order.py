@@ -25,7 +25,7 @@ LONG = (
 NETWORK = ("deploy/cluster", "e2e/page")
 
 # They take longest: they begin with what computes, in all that is tested.
-LONGEST = (*NETWORK, "tiny_product", "e2e/test_supervised.py")
+LONGEST = (*NETWORK, "tiny_product", "e2e/failures/test_supervised.py")
 
 # Each file needs the same dozen libraries, of three seconds of a compiler each: at once, each
 # process would compile all of them.

@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bench.harness.twins import Seen, Streams, TwinRequest
 from tests.deploy.cluster.standin import Client, StandIn
+from tests.e2e.failures.twins import Seen, Streams, TwinRequest
 from tests.pace import patience
 
 CHART = Path(__file__).parents[3] / "deploy" / "k8s" / "chart"

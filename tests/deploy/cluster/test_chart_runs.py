@@ -17,9 +17,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from bench.harness.twins import Seen, TwinRequest, Verdict, asks
 from tests.deploy.cluster.site import Release
 from tests.deploy.cluster.standin import Client, StandIn, Tools
+from tests.e2e.failures.twins import Seen, TwinRequest, Verdict, asks
 from tests.pace import patience
 
 pytestmark = pytest.mark.slow

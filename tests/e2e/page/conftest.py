@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.harness.browser import Tab, browsing, find_browser
 from tests.e2e.conftest import ROOT, environment_of_users
+from tests.e2e.page.browser import Tab, browsing, find_browser
 from tests.pace import patience
 from tests.ports import free_port
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from bench.harness.browser import BrowserFailed, Tab
+from tests.e2e.page.browser import BrowserFailed, Tab
 from tests.e2e.page.conftest import Demo
 from tests.pace import patience
 

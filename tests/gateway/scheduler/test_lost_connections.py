@@ -8,7 +8,6 @@ import grpc
 import numpy as np
 import pytest
 
-from bench.harness.byte_relay import ByteRelay
 from gateway.process.server import LINK_OPTIONS
 from gateway.request.generation import PrefixReuse, SamplingParams, Standing
 from gateway.scheduler.convert import hello_to_proto, submit_to_proto
@@ -17,6 +16,7 @@ from gateway.scheduler.live_request import LiveRequest, Submission
 from pagewire.v1 import scheduler_pb2, scheduler_pb2_grpc
 from scheduler_svc.core.estimate.step_time import StepTime
 from simulator.workers.slots import token_at
+from tests.byte_relay import ByteRelay
 from tests.pace import patience
 from tests.relay import DOWN, UP, OnePlace, frame_relay
 from tests.scheduler_svc.conftest import cluster

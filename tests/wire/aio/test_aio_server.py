@@ -7,7 +7,7 @@ from typing import Any
 import grpc
 import pytest
 
-from bench.fuzz import http2_frames as h2
+from tests.e2e.fuzz import http2_frames as h2
 from tests.pace import patience
 from wire.aio.server import aio_server
 from wire.server import SERVER_OPTIONS, register

@@ -13,11 +13,11 @@ from typing import Any
 import grpc
 import pytest
 
-from bench.harness.byte_relay import ByteRelay
 from pagewire.v1 import scheduler_pb2, types_pb2, worker_pb2
 from scheduler_svc import convert
 from scheduler_svc.engine import Engine
 from scheduler_svc.worker import link
+from tests.byte_relay import ByteRelay
 from tests.relay import DOWN, UP, OnePlace, frame_relay
 from tests.worker_svc.conftest import WORKER_CONFIG, Worker, make_prompt, serving
 from tests.worker_svc.serving.test_depths import Seen, serve

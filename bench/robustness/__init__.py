@@ -1,1 +1,0 @@
-"""What a hostile or unlucky world does to running streams."""
