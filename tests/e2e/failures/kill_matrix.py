@@ -39,7 +39,7 @@ SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "term": signal.SIGTER
 
 @dataclass(slots=True)
 class Cell:
-    """What happens in some rounds, and what came of it."""
+    """A harm of some rounds, and the verdicts of its streams."""
 
     victims: tuple[str, ...]
     how: str  # a key of SIGNALS
@@ -127,7 +127,7 @@ class Matrix:
         return seen
 
     def judge(self, seen: Sequence[Seen]) -> list[Verdict]:
-        """What became of each stream."""
+        """Verdicts of all streams."""
         return [one.judge(twin) for one, twin in zip(seen, self.twins, strict=True)]
 
     def _at_random_moment(self) -> Streams:

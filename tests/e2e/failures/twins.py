@@ -32,7 +32,7 @@ _KINDS: dict[str, dict[str, Any]] = {
 
 
 class Verdict(Enum):
-    """What became of a stream, by its twin."""
+    """Judgement of a stream by its twin."""
 
     SAME = "same"
     CUT = "cut"  # the connection broke; what came is the twin's beginning
@@ -52,7 +52,7 @@ class TwinRequest:
 
 @dataclass(slots=True)
 class Seen:
-    """What a client saw of a stream."""
+    """The part of a stream that a client saw."""
 
     texts: dict[int, str] = field(default_factory=lambda: defaultdict(str))  # by output
     ends: dict[int, str] = field(default_factory=dict)

@@ -12,7 +12,7 @@ CORPUS = Path(__file__).parent / "corpus"
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What is sent: the bytes, and where to."""
+    """Bytes to send, and the place that they go to."""
 
     target: str
     name: str  # a route, a method, a service or a kind of script

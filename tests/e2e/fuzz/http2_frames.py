@@ -24,7 +24,7 @@ def frame(kind: int, payload: bytes = b"", *, stream: int = 0, flags: int = 0) -
 
 
 def opening() -> bytes:
-    """What a client says first: the preface and empty settings."""
+    """The first bytes of a client: the preface and empty settings."""
     return PREFACE + frame(SETTINGS)
 
 

@@ -64,7 +64,7 @@ async def exchange(address: tuple[str, int], sent: bytes) -> bytes:
 
 
 def judge(answer: bytes) -> CaseVerdict:
-    """What an HTTP answer to a body says."""
+    """The verdict on an HTTP answer to a body."""
     head, _, body = answer.partition(b"\r\n\r\n")
     parts = head.split(b" ", 2)
     if len(parts) < 3 or not parts[1].isdigit():

@@ -80,7 +80,7 @@ def _limit() -> None:
 
 
 def _replayed(payload: bytes) -> tuple[str, str]:
-    """What came of the replay, and what is wrong with that."""
+    """The end of the replay, and the problem with it, if any."""
     with tempfile.TemporaryDirectory() as scratch:
         segments.segment_path(Path(scratch), 1).write_bytes(payload)
         try:

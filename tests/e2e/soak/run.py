@@ -36,7 +36,7 @@ class SoakOptions:
 
 @dataclass(slots=True)
 class SoakOutcome:
-    """What a soak saw; without problems it held."""
+    """Counts and problems of a soak; without problems it held."""
 
     num_whole: Counter[str] = field(default_factory=Counter)  # by kind and way
     num_cancelled: int = 0
