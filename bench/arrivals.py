@@ -26,7 +26,7 @@ import numpy as np
 
 from bench.grammars import PERSON
 from bench.harness import checkpoints, spelling
-from bench.harness.records import Results, add_json, spread
+from bench.harness.records import Results, add_json, new_parser, spread
 from bench.harness.tables import Room, entering, pages_for
 from gateway.structure.structure import JsonSchema
 from worker_svc.config import GEMM_ALGORITHMS, MODEL_IMPLS, QUANTIZATIONS, WorkerConfig
@@ -247,10 +247,7 @@ def _tell(
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.arrivals", description=__doc__, allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+    parser = new_parser("bench.arrivals", __doc__)
     add = parser.add_argument
     add("--shape", choices=checkpoints.NAMES, default="qwen3-0.6b")
     add("--model", type=Path, help="a folder with the shape's checkpoint")

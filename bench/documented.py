@@ -23,7 +23,7 @@ from pathlib import Path
 
 from bench.gpu import families
 from bench.harness import checkpoints
-from bench.harness.records import STDOUT, add_json
+from bench.harness.records import STDOUT, add_json, new_parser
 from bench.harness.services import ROOT
 
 PART_TIMEOUT_S = 240.0
@@ -67,10 +67,7 @@ def parts(given: argparse.Namespace, kernels: str) -> tuple[DocumentedBench, ...
 
 def main(arguments: Sequence[str]) -> int:
     """Runs the parts; returns 1 if one failed."""
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.documented", description=__doc__, allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+    parser = new_parser("bench.documented", __doc__)
     add = parser.add_argument
     all_parts = (*NAMES, *FAMILIES)
     add("--only", choices=all_parts, nargs="+", default=NAMES, help="(default: all but families)")

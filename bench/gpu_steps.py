@@ -24,7 +24,7 @@ from pathlib import Path
 import numpy as np
 
 from bench.harness import checkpoints
-from bench.harness.records import Results, add_json, spread
+from bench.harness.records import Results, add_json, new_parser, spread
 from bench.harness.tables import Room, entering, pages_for
 from worker_svc.config import (
     ALL_REDUCES,
@@ -261,10 +261,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def parse(arguments: Sequence[str]) -> tuple[Options, RankPlace, str | None]:
     """The options, the rank, and the file for results."""
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.gpu_steps", description=__doc__, allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+    parser = new_parser("bench.gpu_steps", __doc__)
     parser.add_argument("--shape", choices=checkpoints.NAMES, default="qwen3-0.6b")
     parser.add_argument("--model", type=Path, help="a folder with the shape's checkpoint")
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32, 128, 256])

@@ -4,7 +4,6 @@ Each number is one launch inside a CUDA graph of many. Weights and KV caches rot
 times the L2 cache, so that nothing is read from it that a real step would have to fetch.
 """
 
-import argparse
 import math
 import statistics
 import sys
@@ -16,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from bench.harness.records import Results, add_json
+from bench.harness.records import Results, add_json, new_parser
 from kernels.attention import gate
 from kernels.attention.decode_attention import paged_decode_attention
 from kernels.attention.latent_attention import latent_attention, latent_decode_attention
@@ -451,7 +450,7 @@ GROUPS: dict[str, Callable[[], Iterator[KernelTiming]]] = {
 
 def main(arguments: Sequence[str]) -> int:
     """Times the ceilings, then the selected kernels."""
-    parser = argparse.ArgumentParser(prog="python -m bench.kernels", description=__doc__)
+    parser = new_parser("bench.kernels", __doc__)
     parser.add_argument(
         "--only", choices=GROUPS, nargs="+", default=list(GROUPS), help="groups (default: all)"
     )

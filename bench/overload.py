@@ -7,7 +7,6 @@ over gRPC. Each wants its answer within a deadline. A refused client waits for t
 RetryInfo and retries once, with the same request id.
 """
 
-import argparse
 import asyncio
 import json
 import random
@@ -20,6 +19,7 @@ import grpc
 from google.rpc.error_details_pb2 import RetryInfo
 from grpc_status import rpc_status
 
+from bench.harness.records import new_parser
 from pagewire.v1 import scheduler_pb2, scheduler_pb2_grpc, types_pb2
 from scheduler_svc.config import ServiceConfig
 from scheduler_svc.core import Policy
@@ -290,7 +290,7 @@ async def run(seconds: float) -> AsyncIterator[dict[str, object]]:
 
 
 async def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = new_parser("bench.overload", __doc__)
     parser.add_argument("--seconds", type=float, default=6.0, help="of arrivals per line")
     parser.add_argument("--json", metavar="FILE", help="append one JSON object per line to FILE")
     args = parser.parse_args()

@@ -6,7 +6,6 @@ Of several results for the same measurement the last counts. Results of other en
 `bench.compare.peers`.
 """
 
-import argparse
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,6 +15,7 @@ from typing import Any
 from bench.compare import peers
 from bench.compare.peers import CEILING, FLOOR, NANO_VLLM, VLLM
 from bench.harness.bars import Chart, svg
+from bench.harness.records import new_parser
 
 OURS = "pagewire"
 TENSOR_PARALLEL = "--tensor-parallel-size"
@@ -168,10 +168,7 @@ def tables(lines: Sequence[Line]) -> Iterator[str]:
 
 def main(arguments: Sequence[str]) -> int:
     """Writes the pictures and prints the tables."""
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.plot", description=__doc__, allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+    parser = new_parser("bench.plot", __doc__)
     parser.add_argument("results", type=Path, help="the lines of --json")
     parser.add_argument("--to", type=Path, help="write pictures into this folder")
     options = parser.parse_args(arguments)

@@ -6,7 +6,6 @@ A step is `schedule` and `update`, one step ahead, with the prefix cache on. In 
 one running request in sixteen fills a KV block at every step, and takes a new one.
 """
 
-import argparse
 import gc
 import json
 import platform
@@ -17,6 +16,7 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
+from bench.harness.records import new_parser
 from scheduler_svc.core import Request, Scheduler, SchedulerConfig, StepPlan, StepResult
 from scheduler_svc.core.kv.block_pool import BlockPool
 
@@ -166,7 +166,7 @@ def cpu_name() -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = new_parser("bench.scheduler_core", __doc__)
     parser.add_argument("--steps", type=int, default=400, help="samples per line (default 400)")
     parser.add_argument("--json", metavar="FILE", help="append one JSON object per line to FILE")
     args = parser.parse_args()

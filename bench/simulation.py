@@ -8,7 +8,6 @@ says the fake worker takes, this machine exceeds. What a simulation leaves out i
 and whatever else the machine does.
 """
 
-import argparse
 import asyncio
 import json
 import os
@@ -20,6 +19,7 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
+from bench.harness.records import new_parser
 from bench.overload import NUM_SLOTS, STEP_TIME, serving
 from pagewire.v1 import scheduler_pb2, scheduler_pb2_grpc, types_pb2
 from scheduler_svc.core import SchedulerConfig
@@ -124,7 +124,7 @@ NAMES = ("requests/s", "TTFT p50, s", "TTFT p90, s", "TTFT p99, s", "E2E p50, s"
 
 
 async def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = new_parser("bench.simulation", __doc__)
     parser.add_argument("--seconds", type=float, default=20.0, help="of arrivals per load")
     parser.add_argument("--json", metavar="FILE", help="append one JSON object per line to FILE")
     options = parser.parse_args()

@@ -22,7 +22,7 @@ from pathlib import Path
 from bench.harness import checkpoints
 from bench.harness.client import drive
 from bench.harness.deployment import serving
-from bench.harness.records import Results, add_json
+from bench.harness.records import Results, add_json, new_parser
 from bench.harness.workloads import WorkloadRequest
 
 
@@ -47,10 +47,7 @@ def measure(model: Path, worker_options: Sequence[str]) -> FreshStart:
 
 
 def main(arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.startup", description=__doc__, allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+    parser = new_parser("bench.startup", __doc__)
     parser.add_argument("--shape", choices=checkpoints.SHAPES, default="qwen3-0.6b")
     parser.add_argument("--model", type=Path, help="a folder with the shape's checkpoint")
     parser.add_argument(

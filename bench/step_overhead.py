@@ -24,6 +24,7 @@ import grpc
 import numpy as np
 
 from bench.harness.deployment import attached, own_pid
+from bench.harness.records import new_parser
 from bench.harness.services import free_ports, hardware
 from bench.scheduler_core import commit
 from pagewire.cli.launcher.services import ServiceSpec
@@ -203,10 +204,7 @@ def cpu_s(pid: int) -> float:
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """The options; exits with a usage message on an invalid one."""
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.step_overhead", description=__doc__, allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+    parser = new_parser("bench.step_overhead", __doc__)
     parser.add_argument("--requests", type=int, default=256)
     parser.add_argument("--steps", type=int, default=1500, help="output tokens of each request")
     parser.add_argument("--step-time", type=float, default=0.002, help="seconds of a step")

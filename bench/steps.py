@@ -7,22 +7,18 @@ A step is the mean time between the tokens that a client gets while all its requ
 nothing. Without a wire: `pagewire bench steps --in-runner`, which is `bench.gpu_steps`.
 """
 
-import argparse
 import sys
 from collections.abc import Sequence
 
 from bench.harness import split
-from bench.harness.records import Results
+from bench.harness.records import Results, new_parser
 
 BATCHES = (1, 8, 32, 128, 256)
 
 
 def main(arguments: Sequence[str]) -> int:
     """Measures one batch size after the other."""
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.steps", description=__doc__, allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+    parser = new_parser("bench.steps", __doc__)
     parser.add_argument("--batches", type=int, nargs="+", default=list(BATCHES))
     split.add_options(parser)
     options = parser.parse_args(arguments)

@@ -8,20 +8,16 @@ The workload is the one other small engines publish: 256 requests, prompts and o
 about 576; `--prefill` adds that many prompts of 4,096 tokens with one output token each.
 """
 
-import argparse
 import sys
 from collections.abc import Sequence
 
 from bench.harness import split
-from bench.harness.records import Results
+from bench.harness.records import Results, new_parser
 
 
 def main(arguments: Sequence[str]) -> int:
     """Measures steps, then prefills, then workloads."""
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.throughput", description=__doc__, allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+    parser = new_parser("bench.throughput", __doc__)
     add = parser.add_argument
     add("--num-requests", type=int, default=256)
     add("--runs", type=int, default=1, help="workloads to time, seeds 0, 2, 4, ... (default: 1)")

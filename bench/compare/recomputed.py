@@ -27,7 +27,7 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from bench.harness import checkpoints
-from bench.harness.records import Results, add_json
+from bench.harness.records import Results, add_json, new_parser
 from bench.harness.repeating import random_prompts
 from bench.harness.sequences import Prompt, RunnerSequences, Way, blocks_of
 from default_model.folder import ensure
@@ -177,10 +177,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.compare.recomputed", description=__doc__, allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+    parser = new_parser("bench.compare.recomputed", __doc__)
     add = parser.add_argument
     add("--model", type=Path, help="folder with the default model's chat format (default: it)")
     add("--shape", choices=checkpoints.SHAPES, help="random weights of a shape, random prompts")

@@ -27,7 +27,7 @@ from tempfile import TemporaryDirectory
 
 import pagewire
 from bench.harness.checkpoints import deepened
-from bench.harness.records import Results
+from bench.harness.records import Results, new_parser
 from bench.harness.repeating import REPEATING, random_prompts
 from bench.harness.services import ProductFailed, free_ports, settings
 from bench.harness.stack import started
@@ -78,10 +78,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.compare.speculation", description=__doc__, allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+    parser = new_parser("bench.compare.speculation", __doc__)
     add = parser.add_argument
     add("--model", type=Path, help="folder or GGUF file (default: the default model)")
     add("--method", nargs="+", default=["ngram"], choices=["ngram", "suffix", "draft_model"])

@@ -9,7 +9,6 @@ takes more than 90 s or the second more than 15 s: what a plain host of two core
 mirror of the index nearby.
 """
 
-import argparse
 import os
 import socket
 import sys
@@ -18,6 +17,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 
 from bench.first_minutes import fresh
+from bench.harness.records import new_parser
 
 ANSWER = "Paris"
 PORTS = ("--http-port", "--grpc-port", "--scheduler-port", "--worker-port")
@@ -97,10 +97,7 @@ def from_a_wheel() -> list[Time]:
 
 def main(arguments: Sequence[str]) -> int:
     """Prints what the commands say, then all times."""
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.first_minutes", description=__doc__, allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+    parser = new_parser("bench.first_minutes", __doc__)
     parser.parse_args(arguments)
     load = os.getloadavg()[0]
     try:

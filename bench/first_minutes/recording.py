@@ -7,7 +7,6 @@ The steps run in an empty folder with empty caches, outside any checkout; the fo
 it must. `pagewire up` needs its usual ports.
 """
 
-import argparse
 import os
 import re
 import signal
@@ -20,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.first_minutes import fresh
+from bench.harness.records import new_parser
 
 START_TIMEOUT_S = 600.0
 STOP_TIMEOUT_S = 90.0
@@ -184,10 +184,7 @@ def neutral(text: str, home: Path) -> str:
 
 def main(arguments: Sequence[str], make: Callable[[Path], str] = record) -> int:
     """Records and writes the document."""
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.first_minutes.recording", description=__doc__, allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+    parser = new_parser("bench.first_minutes.recording", __doc__)
     parser.add_argument("document", type=Path)
     options = parser.parse_args(arguments)
     with fresh.folder() as home:

@@ -11,7 +11,6 @@ is above 1 where the gateway was busy and put several tokens into one message; t
 the scheduler's step to the client's read.
 """
 
-import argparse
 import json
 import os
 import select
@@ -31,6 +30,7 @@ from typing import IO, Any
 import numpy as np
 
 from bench.harness import vocabulary
+from bench.harness.records import new_parser
 from bench.harness.services import ROOT, Ports, commit, free_ports, hardware
 from default_model import folder
 
@@ -260,10 +260,7 @@ def tell(line: GatewayMeasurement) -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )  # fmt: skip
+    parser = new_parser("bench.gateway", __doc__)
     parser.add_argument("--apis", nargs="+", choices=("sse", "grpc"), default=("sse", "grpc"))
     parser.add_argument("--rates", type=float, nargs="+", default=RATES, help="tokens/s; 0: all")
     parser.add_argument("--streams", type=int, default=256)

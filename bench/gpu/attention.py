@@ -7,14 +7,13 @@ by: decode steps as graph replays, prompts, and a chunk of a long prompt. Every 
 with our kernels' first; a version that differs is named with its distance.
 """
 
-import argparse
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 
 import torch
 
-from bench.harness.records import Results, add_json
+from bench.harness.records import Results, add_json, new_parser
 from kernels.attention_kind import AttentionKind
 from worker_svc.attention import flash_attn
 from worker_svc.attention.backend import AttentionTiming, Backend
@@ -54,10 +53,7 @@ def measure(heads: HeadLayout, block_size: int) -> Iterator[AttentionTiming | st
 
 
 def main(arguments: Sequence[str]) -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.gpu.attention", description=__doc__, allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+    parser = new_parser("bench.gpu.attention", __doc__)
     parser.add_argument("--shapes", nargs="+", choices=HEADS, default=list(HEADS))
     parser.add_argument("--block-sizes", type=int, nargs="+", default=[16])
     add_json(parser)

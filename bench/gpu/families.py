@@ -27,7 +27,7 @@ from bench import arrivals, gpu_steps
 from bench.arrivals import MixedStep
 from bench.harness import checkpoints
 from bench.harness.floors import Formats, step_bytes
-from bench.harness.records import Results, add_json, spread
+from bench.harness.records import Results, add_json, new_parser, spread
 from bench.harness.tables import pages_for
 from worker_svc.config import QUANTIZATIONS, WorkerConfig
 from worker_svc.models import config as model_config
@@ -182,10 +182,7 @@ def median_ms(microseconds: Mapping[str, Any]) -> float:
 
 def main(arguments: Sequence[str]) -> int:
     """Measures each model; one that fails has no effect on the others."""
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.gpu.families", description=__doc__, allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+    parser = new_parser("bench.gpu.families", __doc__)
     add, default = parser.add_argument, [ShapeInFormat.parse(text) for text in MODELS]
     add("--models", type=ShapeInFormat.parse, nargs="+", default=default, metavar="SHAPE[:FORMAT]")
     add("--batches", type=int, nargs="+", default=[1, 32, 256])

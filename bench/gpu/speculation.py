@@ -21,7 +21,7 @@ import numpy as np
 
 from bench.gpu_steps import side_by_side
 from bench.harness import checkpoints
-from bench.harness.records import Results, add_json, spread
+from bench.harness.records import Results, add_json, new_parser, spread
 from worker_svc.config import WorkerConfig
 from worker_svc.protocol.step import IntColumn, RowSampling, StepInput, StepOutput
 from worker_svc.runner.model_runner import ModelRunner
@@ -192,10 +192,7 @@ def _measure(
 
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.gpu.speculation", description=__doc__, allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+    parser = new_parser("bench.gpu.speculation", __doc__)
     add = parser.add_argument
     add("--shape", choices=checkpoints.SHAPES, default="qwen3-0.6b")
     add("--batches", type=int, nargs="+", default=[1, 8, 64], help="rows of a step")

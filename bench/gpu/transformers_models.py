@@ -7,7 +7,6 @@ with two in flight, `generate` that of a token of the library's own loop with it
 is the time in which the GPU reads the weights that a step needs, at the bandwidth given.
 """
 
-import argparse
 import gc
 import json
 import statistics
@@ -24,7 +23,7 @@ import numpy as np
 import torch
 
 from bench.harness import checkpoints, configs
-from bench.harness.records import Results, add_json, spread
+from bench.harness.records import Results, add_json, new_parser, spread
 from bench.harness.tables import Room, entering
 from worker_svc.config import WorkerConfig
 from worker_svc.protocol.step import RowSampling, StepInput, StepOutput
@@ -193,10 +192,7 @@ def _finish(pending: "deque[Any]") -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.gpu.transformers_models", description=__doc__, allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+    parser = new_parser("bench.gpu.transformers_models", __doc__)
     parser.add_argument("--shape", choices=checkpoints.NAMES, required=True)
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 32])
     parser.add_argument("--context", type=int, default=1024, help="tokens of each row")

@@ -3,7 +3,6 @@
 python -m bench.harness.checkpoints --shape qwen3-8b [--int4-group 128] FOLDER
 """
 
-import argparse
 import contextlib
 import json
 import math
@@ -19,6 +18,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from bench.harness import configs
+from bench.harness.records import new_parser
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,10 +277,7 @@ def deepened(folder: Path, where: Path, times: int, max_model_len: int) -> Path:
 
 def main(arguments: Sequence[str]) -> int:
     """Writes a checkpoint."""
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.harness.checkpoints", description=__doc__, allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+    parser = new_parser("bench.harness.checkpoints", __doc__)
     parser.add_argument("--shape", choices=SHAPES, required=True)
     parser.add_argument(
         "--int4-group", type=int, default=0, help="4 bits a weight, a scale for so many columns"

@@ -31,6 +31,14 @@ def environment(command: Sequence[str]) -> dict[str, object]:
     }
 
 
+def new_parser(module: str, document: str) -> argparse.ArgumentParser:
+    """The parser of a command: its help is the module's document, and options have one spelling."""
+    return argparse.ArgumentParser(
+        prog=f"python -m {module}", description=document, allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+
+
 def add_json(parser: argparse.ArgumentParser) -> None:
     """Adds the --json option of every `pagewire bench`."""
     parser.add_argument(

@@ -22,7 +22,7 @@ import grpc
 
 from bench.harness import checkpoints, vocabulary
 from bench.harness.deployment import cpu_s_of
-from bench.harness.records import Results, add_json
+from bench.harness.records import Results, add_json, new_parser
 from bench.harness.services import free_ports, launched, settings
 from bench.serving.clients import APIS, OfferedLoad, Target, run
 from bench.serving.waterfall import prompt_steps, table
@@ -155,10 +155,7 @@ def _round(served: RunningProduct, options: argparse.Namespace, results: Results
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.serving", description=__doc__, allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+    parser = new_parser("bench.serving", __doc__)
     add = parser.add_argument
     add("--shape", choices=checkpoints.SHAPES, default="qwen3-0.6b")
     add("--model", type=Path, help="a model folder to serve instead")
