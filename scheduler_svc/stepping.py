@@ -153,7 +153,9 @@ class Stepping:
         self._deliver(oldest, outputs, logprobs, prompt_outputs)
         record = self._note_done(output.step_id)
         if first_ids:
-            step = FirstTokenStep.of(record, received_s, applied_s, output.timings)
+            step = FirstTokenStep.of(
+                record.plan, record.sent_s, received_s, applied_s, output.timings
+            )
             self._trace.first_tokens.note(first_ids, step)
         self._clients.counts.stepped(record.plan, record.duration_s or 0.0)
         if self._logs_steps:

@@ -3,14 +3,10 @@
 from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from pagewire.v1 import debug_pb2, timing_pb2
-from scheduler_svc.core import Phase, Timeline
+from scheduler_svc.core import Phase, StepPlan, Timeline
 from scheduler_svc.core.history.recent import KEPT_REQUESTS
-
-if TYPE_CHECKING:
-    from scheduler_svc.explain.trace import StepRecord
 
 SCHEDULER, WORKER = "scheduler", "worker"
 _NAMES = {Phase.PREFILL: "earlier steps of the prompt", Phase.WORKER_AWAY: "worker away"}
@@ -30,14 +26,15 @@ class FirstTokenStep:
     @classmethod
     def of(
         cls,
-        record: "StepRecord",
+        plan: StepPlan,
+        sent_s: float,
         received_s: float,
         applied_s: float,
         timings: timing_pb2.StepTimings,
     ) -> "FirstTokenStep":
-        """The record of a step that is done."""
-        admitted = frozenset(new.request.request_id for new in record.plan.new_sequences)
-        return cls(record.sent_s, received_s, applied_s, timings, admitted)
+        """The record of a step that was sent, answered and applied at these times."""
+        admitted = frozenset(new.request.request_id for new in plan.new_sequences)
+        return cls(sent_s, received_s, applied_s, timings, admitted)
 
 
 class FirstTokens:
