@@ -134,8 +134,11 @@ proto-check: $(PROTOC)  ## fail if the committed stubs are stale
 	@out=$$(mktemp -d) && $(call protoc,$$out) && \
 	  diff -r -x __init__.py -x __pycache__ pagewire/v1 $$out/pagewire/v1 && rm -r $$out
 
-bench: $(READY)  ## list the benchmarks and how to run each
-	@grep -m1 -H '"""' bench/*.py | sed 's/:"""/\t/'
+bench:  ## list the benchmarks: each is run by python -m NAME, and has --help
+	@for file in $$(grep -rlE --include='*.py' '^if __name__ == "__main__":' bench | sort); do \
+	  name=$$(echo $${file%.py} | tr / . | sed 's/\.__main__$$//'); \
+	  printf '%-34s%s\n' "$$name" "$$(grep -m1 '"""' $$file | tr -d '"')"; \
+	done
 
 clean:  ## remove the environments and caches of this checkout
 	rm -rf $(VENV) .venv-proto .venv-deploy .venv-clients .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

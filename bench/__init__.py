@@ -1,1 +1,1 @@
-"""What we measure; each module on this level is a command."""
+"""Measurements; each module on this level is a command."""

@@ -1,4 +1,4 @@
-"""What an arriving prompt costs on a GPU: the worker's time of steps with prompts, in the runner.
+"""The cost of an arriving prompt on a GPU: the worker's time of steps with prompts, in the runner.
 
     python -m bench.arrivals --shape qwen3-0.6b --json arrivals.jsonl
 
@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from bench.grammars import PERSON
-from bench.harness import checkpoints, spelling
+from bench.harness import checkpoints, vocabulary
 from bench.harness.records import Results, add_json, new_parser, spread
 from bench.harness.tables import Room, entering, pages_for
 from gateway.structure.structure import JsonSchema
@@ -40,10 +40,10 @@ NUM_ASKED = 64
 PLAIN = RowSampling()
 LOGPROBS = RowSampling(num_top_logprobs=5)
 PENALTY = RowSampling(presence_penalty=0.5, frequency_penalty=0.5)
-GRAMMAR = RowSampling(grammar=spelling.LONG_TEXT)
+GRAMMAR = RowSampling(grammar=vocabulary.LONG_TEXT)
 PEOPLE = {"type": "array", "items": PERSON, "minItems": 50}  # longer than a measurement
 SCHEMA = RowSampling(grammar=JsonSchema("", PEOPLE).to_grammar())
-ALL = replace(PENALTY, num_top_logprobs=5, grammar=spelling.LONG_TEXT)
+ALL = replace(PENALTY, num_top_logprobs=5, grammar=vocabulary.LONG_TEXT)
 WARM_STEPS = 3
 FIELDS = ("step_us", "device_us", "host_us", "mask_us")
 
@@ -94,7 +94,7 @@ class Steps:
 
 
 def _wait(launched: StepOutput | Pending) -> float:
-    """What of a step the device computed, in microseconds. Raises RuntimeError if it failed."""
+    """Microseconds of a step that the device computed. Raises RuntimeError if it failed."""
     output = launched if isinstance(launched, StepOutput) else launched.result()
     if output.error:
         raise RuntimeError(output.error)
@@ -187,7 +187,7 @@ def main(arguments: Sequence[str]) -> int:
     with tempfile.TemporaryDirectory(prefix="pagewire-bench-") as made:
         folder = checkpoints.describe(Path(made), options.shape, options.layers)
         if options.asking and not options.model:
-            spelling.write_tokenizer(folder, checkpoints.vocab_size_of(options.shape))
+            vocabulary.write_spelling(folder, checkpoints.vocab_size_of(options.shape))
         model = startup.load(config, options.model or folder, "auto", "")
         runner = startup.build_runner(config, model, pages_for(model, config, most_rows))
         started = time.perf_counter()

@@ -1,24 +1,22 @@
 """Times structured output: reading a vocabulary, building a matcher, filling masks.
 
-Needs a folder with a tokenizer.json, no model. With `--engine xgrammar` the same for that library,
-where it is installed: the comparison of docs/decisions/0010.
+Needs a folder with a tokenizer.json, no model. The comparison with another library, of
+docs/decisions/0010, was made at commit 637a3548, which has it.
 """
 
 import argparse
-import importlib
 import json
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import tokenizers
 
 from bench.harness.services import commit, hardware
 from gateway.structure.structure import JsonSchema
-from wire.grammar import Matcher, new_matcher, read_vocabulary
+from wire.grammar import Vocabulary, new_matcher, read_vocabulary
 
 ADDRESS = {
     "type": "object",
@@ -57,76 +55,6 @@ CASES: dict[str, tuple[Any, Any]] = {
 }
 
 
-class OutputPlace(Protocol):
-    """A position of an output in its grammar."""
-
-    def fill(self) -> None:
-        """Computes the mask of the next token."""
-
-    def read(self, token_id: int) -> bool:
-        """Advances by a token; False if the grammar does not allow it."""
-
-
-class Llguidance:
-    """The engine in use."""
-
-    def __init__(self, definition: str, vocab_size: int) -> None:
-        self._vocabulary = read_vocabulary(definition, vocab_size, [0])
-
-    def start(self, schema: Any) -> OutputPlace:
-        """A matcher with its first mask, as gateway and worker build it."""
-        return _Llguidance(new_matcher(self._vocabulary, JsonSchema("", schema).to_grammar()))
-
-
-@dataclass(frozen=True, slots=True)
-class _Llguidance:
-    matcher: Matcher
-
-    def fill(self) -> None:
-        self.matcher.compute_bitmask()
-
-    def read(self, token_id: int) -> bool:
-        return self.matcher.consume_token(token_id)
-
-
-class Xgrammar:
-    """The other engine; byte-level vocabularies only."""
-
-    def __init__(self, definition: str, vocab_size: int) -> None:
-        self._library = importlib.import_module("xgrammar")
-        names = [""] * vocab_size
-        tokenizer = tokenizers.Tokenizer.from_str(definition)
-        for name, token_id in tokenizer.get_vocab(with_added_tokens=True).items():
-            names[token_id] = name
-        info = self._library.TokenizerInfo(
-            names, self._library.VocabType.BYTE_LEVEL, vocab_size=vocab_size, stop_token_ids=[0]
-        )
-        self._mask = self._library.allocate_token_bitmask(1, vocab_size)
-        self._compiler = self._library.GrammarCompiler(info, max_threads=1, cache_enabled=False)
-
-    def start(self, schema: Any) -> OutputPlace:
-        """A matcher with its first mask."""
-        compiled = self._compiler.compile_json_schema(json.dumps(schema))
-        place = _Xgrammar(self._library.GrammarMatcher(compiled), self._mask)
-        place.fill()
-        return place
-
-
-@dataclass(frozen=True, slots=True)
-class _Xgrammar:
-    matcher: Any
-    mask: Any
-
-    def fill(self) -> None:
-        self.matcher.fill_next_token_bitmask(self.mask, 0)
-
-    def read(self, token_id: int) -> bool:
-        return bool(self.matcher.accept_token(token_id))
-
-
-ENGINES: dict[str, Callable[[str, int], Any]] = {"llguidance": Llguidance, "xgrammar": Xgrammar}
-
-
 def timed(work: Callable[[], Any]) -> tuple[Any, float]:
     """(result of work, milliseconds)."""
     begin = time.perf_counter()
@@ -139,15 +67,18 @@ def rss_mib() -> float:
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096 / 2**20
 
 
-def row(engine: Any, schema: Any, token_ids: list[int], repeats: int) -> str:
+def row(vocabulary: Vocabulary, schema: Any, token_ids: list[int], repeats: int) -> str:
     """Milliseconds until the first mask, and microseconds per further mask."""
     starts, masks = [], []
     for _ in range(repeats):
-        place, start_ms = timed(lambda: engine.start(schema))
+        # As gateway and worker build it.
+        place, start_ms = timed(
+            lambda: new_matcher(vocabulary, JsonSchema("", schema).to_grammar())
+        )
         starts.append(start_ms)
         for token_id in token_ids:
-            assert place.read(token_id)
-            masks.append(timed(place.fill)[1] * 1e3)
+            assert place.consume_token(token_id)
+            masks.append(timed(place.compute_bitmask)[1] * 1e3)
     masks.sort()
     worst = masks[int(len(masks) * 0.99)]
     middle, mean = statistics.median(masks), statistics.fmean(masks)
@@ -158,20 +89,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path, help="folder with tokenizer.json")
     parser.add_argument("--vocab-size", type=int, help="default: the tokenizer's own")
-    parser.add_argument("--engine", choices=ENGINES, default="llguidance")
     parser.add_argument("--repeats", type=int, default=5)
     args = parser.parse_args()
     definition = (args.folder / "tokenizer.json").read_text("utf-8")
     tokenizer = tokenizers.Tokenizer.from_str(definition)
     vocab_size = args.vocab_size or tokenizer.get_vocab_size()
-    print(f"{hardware()}, commit {commit()}, {args.engine}, {vocab_size} ids, one thread")
+    print(f"{hardware()}, commit {commit()}, {vocab_size} ids, one thread")
     before = rss_mib()
-    engine, read_ms = timed(lambda: ENGINES[args.engine](definition, vocab_size))
+    vocabulary, read_ms = timed(lambda: read_vocabulary(definition, vocab_size, [0]))
     print(f"vocabulary read in {read_ms:.0f} ms, {rss_mib() - before:.0f} MiB")
     print(f"{'':20}{'start, ms':>12}{'mask, us':>12}{'mean':>12}{'p99':>12}")
     for name, (schema, example) in CASES.items():
         token_ids = tokenizer.encode(json.dumps(example), add_special_tokens=False).ids
-        print(f"{name:20}" + row(engine, schema, token_ids, args.repeats), flush=True)
+        print(f"{name:20}" + row(vocabulary, schema, token_ids, args.repeats), flush=True)
 
 
 if __name__ == "__main__":

@@ -451,9 +451,8 @@ GROUPS: dict[str, Callable[[], Iterator[KernelTiming]]] = {
 def main(arguments: Sequence[str]) -> int:
     """Times the ceilings, then the selected kernels."""
     parser = new_parser("bench.kernels", __doc__)
-    parser.add_argument(
-        "--only", choices=GROUPS, nargs="+", default=list(GROUPS), help="groups (default: all)"
-    )
+    add, every = parser.add_argument, list(GROUPS)
+    add("--only", choices=GROUPS, nargs="+", default=every, help="groups (default: all)")
     add_json(parser)
     options = parser.parse_args(arguments)
     results = Results(options.json, ["python", "-m", "bench.kernels", *arguments])

@@ -35,7 +35,7 @@ def read(text: str) -> list[Line]:
 
 
 def num_gpus(line: Line) -> int:
-    """Of one worker group, from the worker's options."""
+    """The number of GPUs of one worker group, from the worker's options."""
     options = line.get("worker", [])
     if TENSOR_PARALLEL in options:
         return int(options[options.index(TENSOR_PARALLEL) + 1])

@@ -50,9 +50,8 @@ def main(arguments: Sequence[str]) -> int:
     parser = new_parser("bench.startup", __doc__)
     parser.add_argument("--shape", choices=checkpoints.SHAPES, default="qwen3-0.6b")
     parser.add_argument("--model", type=Path, help="a folder with the shape's checkpoint")
-    parser.add_argument(
-        "--kernels", type=Path, help="an empty folder to keep compiled kernels in (default: none)"
-    )
+    add = parser.add_argument
+    add("--kernels", type=Path, help="an empty folder to keep compiled kernels in (default: none)")
     parser.add_argument("--warm-starts", type=int, default=2)
     add_json(parser)
     parser.add_argument("--worker", nargs=argparse.REMAINDER, default=[], help="worker options")

@@ -254,9 +254,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--side", choices=["both", "transformers", "pagewire"], default="both")
     parser.add_argument("--target", metavar="HOST:PORT", help="gRPC of a running gateway")
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 16], help="streams at once")
-    parser.add_argument(
-        "--dtype", default="auto", help="of pagewire; transformers always computes in float32"
-    )
+    add = parser.add_argument
+    add("--dtype", default="auto", help="of pagewire; transformers always computes in float32")
     parser.add_argument("--isa", choices=HOLDS, help="hold both sides to this instruction set")
     parser.add_argument("--repeats", type=int, default=3, help="runs per median")
     parser.add_argument("--prompt-tokens", type=int, default=64)

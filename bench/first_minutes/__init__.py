@@ -1,1 +1,1 @@
-"""What a newcomer waits for: from a fresh clone, and from `pip install`, to the first answer."""
+"""A newcomer's wait: from a fresh clone, and from `pip install`, to the first answer."""

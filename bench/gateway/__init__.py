@@ -1,1 +1,1 @@
-"""What the gateway costs."""
+"""The cost of the gateway."""

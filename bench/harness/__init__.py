@@ -1,1 +1,1 @@
-"""What benchmarks share: services on free ports, checkpoints, workloads, results."""
+"""Common parts of benchmarks: services on free ports, checkpoints, workloads, results."""

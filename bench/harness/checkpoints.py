@@ -279,9 +279,8 @@ def main(arguments: Sequence[str]) -> int:
     """Writes a checkpoint."""
     parser = new_parser("bench.harness.checkpoints", __doc__)
     parser.add_argument("--shape", choices=SHAPES, required=True)
-    parser.add_argument(
-        "--int4-group", type=int, default=0, help="4 bits a weight, a scale for so many columns"
-    )
+    add, of_int4 = parser.add_argument, "4 bits a weight, a scale for so many columns"
+    add("--int4-group", type=int, default=0, help=of_int4)
     parser.add_argument("folder", type=Path)
     options = parser.parse_args(arguments)
     options.folder.mkdir(parents=True, exist_ok=True)

@@ -90,7 +90,7 @@ def serving(model: Path, options: argparse.Namespace) -> Iterator[RunningProduct
 def measure(
     served: RunningProduct, api: str, load: OfferedLoad
 ) -> tuple[Summary, dict[str, float]]:
-    """What the clients of one load saw, and the cores that each service used."""
+    """The view of one load's clients, and the cores that each service used."""
     before = cpu_s_of(served.pids)
     samples = run(Target(api, served.addresses[api]), load)
     after = cpu_s_of(served.pids)

@@ -40,7 +40,7 @@ class OfferedLoad:
     seed: int = 0
 
     def share(self, index: int) -> "OfferedLoad":
-        """What one of the clients sends; independent Poisson processes add up to one."""
+        """The load of one of the clients; independent Poisson processes add up to one."""
         first, end = (self.num_requests * i // self.num_clients for i in (index, index + 1))
         return replace(
             self,
@@ -53,7 +53,7 @@ class OfferedLoad:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What is asked, and how."""
+    """The server to ask, and how."""
 
     api: str  # one of APIS
     address: str  # HOST:PORT
