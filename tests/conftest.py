@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadScopeScheduling
 
 from tests import order
-from tests.pace import pace
+from tests.pace import pace, patience
 
 # Triton reads this at its first import, which transformers also triggers: without a GPU its kernels
 # are interpreted, on CPU tensors.
@@ -45,6 +45,8 @@ gc.disable()
 atexit.register(gc.unfreeze)  # a library that has classes left at the end says so
 
 pace()  # measured here, so that every process of the run knows the same
+# A test that hangs is a failure with a name: 600 s on a usual machine, more on a slower one.
+os.environ.setdefault("PYTEST_TIMEOUT", f"{patience(150):.0f}")
 
 # An example may take as long as it takes: by default one of 200 ms is a failure.
 settings.register_profile("any pace", deadline=None, suppress_health_check=[HealthCheck.too_slow])
