@@ -8,8 +8,9 @@ from typing import Any
 
 import pagewire
 from tests.e2e.soak.wishes import Wish
+from tests.pace import patience
 
-TIMEOUT_S = 300.0
+TIMEOUT_S = patience(75)
 WAYS = ("http", "sse", "sdk")
 _SAMPLING = (
     *("max_tokens", "temperature", "seed", "top_p", "top_k", "ignore_eos"),

@@ -66,7 +66,7 @@ class Soak:
         rng = random.Random(self._options.seed)
         self._twins = [self._customer.ask(wish, "http", rng) for wish in self._wishes]
         self._tell(f"{len(self._twins)} twins answered")
-        self._ends_s = time.monotonic() + 60 * self._options.minutes
+        self._ends_s = time.monotonic() + self._options.minutes * 60
         threads = [
             threading.Thread(target=self._ask, args=(random.Random(f"{self._options.seed} {n}"),))
             for n in range(self._options.num_customers)
