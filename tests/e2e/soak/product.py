@@ -17,10 +17,11 @@ import grpc
 from bench.harness.services import ROOT, START_TIMEOUT_S, Ports, ProductFailed, free_ports
 from pagewire._connection.peer_token import found_token
 from pagewire.v1 import scheduler_pb2, scheduler_pb2_grpc
+from tests.pace import patience
 
 MODULES = {"worker": "worker_svc", "scheduler": "scheduler_svc", "gateway": "gateway"}
-ASK_TIMEOUT_S = 10.0
-STOP_TIMEOUT_S = 60.0
+ASK_TIMEOUT_S = patience(2.5)
+STOP_TIMEOUT_S = patience(15)
 MIB = 1 << 20
 
 
