@@ -4,7 +4,6 @@ Needs a folder with a tokenizer.json, no model. The comparison with another libr
 docs/decisions/0010, was made at commit 637a3548, which has it.
 """
 
-import argparse
 import json
 import statistics
 import time
@@ -14,6 +13,7 @@ from typing import Any
 
 import tokenizers
 
+from bench.harness.records import new_parser
 from bench.harness.services import commit, hardware
 from gateway.structure.structure import JsonSchema
 from wire.grammar import Vocabulary, new_matcher, read_vocabulary
@@ -86,7 +86,7 @@ def row(vocabulary: Vocabulary, schema: Any, token_ids: list[int], repeats: int)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = new_parser("bench.grammars", __doc__)
     parser.add_argument("folder", type=Path, help="folder with tokenizer.json")
     parser.add_argument("--vocab-size", type=int, help="default: the tokenizer's own")
     parser.add_argument("--repeats", type=int, default=5)

@@ -35,7 +35,7 @@ class Announced:
                 events += self.clear()
             elif isinstance(change, BlockRemoved):
                 self._remove(change, events)
-            elif not self.has_gaps or change.parent in (None, *self.hashes[change.group]):
+            elif not self.has_gaps or self._knows_parent_of(change):
                 self._store(change, events)
         return events
 
@@ -49,6 +49,9 @@ class Announced:
         events.append({"type": "AllBlocksCleared"})
         self.has_gaps = False
         return events
+
+    def _knows_parent_of(self, stored: BlockStored) -> bool:
+        return stored.parent is None or stored.parent in self.hashes[stored.group]
 
     def _remove(self, removed: BlockRemoved, events: list[Event]) -> None:
         group, block_hash = removed.group, removed.block_hash

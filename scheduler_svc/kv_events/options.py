@@ -7,15 +7,16 @@ import re
 from dataclasses import dataclass, fields
 from typing import Any
 
+from wire.identity.options import MAX_PORT
+
 _ENDPOINT = re.compile(r"tcp://(\*|[^:/?#\s]+|\[[0-9a-fA-F:.]+\]):([0-9]{1,5})")
-MAX_PORT = 65535
 _MODULES = ("zmq", "msgpack")
 _INSTALL = "pip install 'pagewire[kv-events]'"
 
 
 @dataclass(frozen=True, slots=True)
 class KvEventOptions:
-    """Where and how events are published. Raises ValueError, naming the key."""
+    """Settings of what is published, where and how. Raises ValueError, naming the key."""
 
     enable_kv_cache_events: bool = False
     publisher: str = "zmq"  # or null: none
@@ -45,11 +46,11 @@ class KvEventOptions:
         return self.enable_kv_cache_events and self.publisher != "null"
 
     def endpoint_of(self, rank: int) -> str:
-        """Where the events of a worker group are published."""
+        """The address at which the events of a worker group are published."""
         return _with_port_of(self.endpoint, rank)
 
     def replay_endpoint_of(self, rank: int) -> str | None:
-        """Where the batches of a worker group are sent again."""
+        """The address at which the batches of a worker group are sent again; None: nowhere."""
         return None if self.replay_endpoint is None else _with_port_of(self.replay_endpoint, rank)
 
 

@@ -240,11 +240,13 @@ class BatchState:
         self.sampled_last = None
 
     def state_hashes(self, staged: Staged) -> StateHashes:
-        """Hashes of each live slot after a step; waits for the device and copies its rows."""
+        """Hashes of each live slot after a step; waits for the device and copies what it reads."""
         slots, num_computed, _ = staged.counts_after()
         width = int(staged.table.columns["num_blocks"][slots].max(initial=0))
-        tables = self.block_tables[:, :width].cpu().numpy()[slots]
-        tokens = self.token_rows.cpu().numpy()[slots, np.maximum(num_computed - 1, 0)]
+        rows = torch.from_numpy(slots.astype(np.int64))
+        last = torch.from_numpy(np.maximum(num_computed - 1, 0).astype(np.int64))
+        tables = self.block_tables[rows, :width].cpu().numpy()
+        tokens = self.token_rows[rows, last].cpu().numpy()
         sums = table_sums(tables, self._block_weights)
         return StateHashes(slots, slot_hashes(slots, sums, num_computed, tokens))
 

@@ -1,4 +1,4 @@
-"""When changes of the prefix caches are told, and what a long life of one tells."""
+"""Changes of prefix caches: the step at which they are told, and those of a long life."""
 
 import random
 
