@@ -12,50 +12,77 @@ from kernels.attention.paged import Tiles
 from kernels.attention.prefill_attention import attend_tiles, paged_attention, tokens_per_tile
 from kernels.attention_kind import AttentionKind
 from kernels.reference import AttentionPlan, KvRows, attend
+from tests.pairs import pairwise
 
 HEADS, KV_HEADS, DIM, BLOCK = 6, 2, 32, 16
 SCALE = 0.3
 KINDS = {
     "a window of one key": {"window": 1},
     "a window within a block": {"window": 7},
+    "a window of a block": {"window": BLOCK},
+    "a window of a block and a key": {"window": BLOCK + 1},
     "a window over many tiles": {"window": 70},
     "a window longer than any context": {"window": 1000},
     "a softcap": {"softcap": 2.0},
     "sinks": {"has_sinks": True},
     "all of them": {"window": 33, "softcap": 3.0, "has_sinks": True},
 }
+# Contexts at both edges of windows and blocks, none, and a long one.
 CONTEXTS = [1, 6, 7, 8, 33, 34, 150, 0, 260]
 
 
-@pytest.fixture(params=list(KINDS))
-def traits(request, device):
+DTYPES = [torch.float32, torch.float16]
+
+
+def traits_of(name, device):
     """The kind of layer, and its sinks."""
-    kind = AttentionKind(SCALE, **KINDS[request.param])
+    kind = AttentionKind(SCALE, **KINDS[name])
     # One that takes nearly all, one that takes nothing, and some in between.
     sinks = torch.tensor([4.0, -30.0, 0.0, 1.5, -2.0, 30.0], device=device)
     return kind, sinks if kind.has_sinks else None
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_one_query_of_each_sequence(traits, dtype, device, paged, assert_close):
+def without_blocks_before(batch, window, lens):
+    """The sequences with the null block, which is NaN, wherever no query's window reaches.
+
+    Blocks before a window are not read: they may be another sequence's.
+    """
+    if window is None:
+        return batch
+    tables = batch.block_tables.clone()
+    for row, (context, length) in enumerate(zip(batch.context_lens.tolist(), lens, strict=True)):
+        tables[row, : max(0, context - length - window + 1) // BLOCK] = 0
+    is_longer = window >= int(batch.context_lens.max())
+    assert torch.equal(tables, batch.block_tables) == is_longer
+    return replace(batch, block_tables=tables)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", KINDS)
+def test_one_query_of_each_sequence(name, dtype, device, paged, assert_close):
     batch = paged(CONTEXTS, (KV_HEADS, DIM), BLOCK, dtype)
+    kind, sinks = traits_of(name, device)
     q = torch.randn(len(CONTEXTS), HEADS, DIM, device=device).to(dtype)
-    expected = batch.attention(q, list(range(len(CONTEXTS) + 1)), *traits)
+    expected = batch.attention(q, list(range(len(CONTEXTS) + 1)), kind, sinks)
+    batch = without_blocks_before(batch, kind.window, [1] * len(CONTEXTS))
     out = torch.full_like(q, math.nan)
     given = batch.block_tables, batch.context_lens
-    paged_decode_attention(q, batch.k_cache, batch.v_cache, *given, traits[0], out, sinks=traits[1])
+    paged_decode_attention(q, batch.k_cache, batch.v_cache, *given, kind, out, sinks=sinks)
     assert_close(out, expected)
 
 
-def test_leading_queries_whose_number_the_device_has(traits, device, paged, assert_close):
+@pytest.mark.usefixtures("few_programs")
+@pytest.mark.parametrize("name", KINDS)
+def test_leading_queries_whose_number_the_device_has(name, device, paged, assert_close):
     contexts = [260, 150, 34, 7, 1]
     batch = paged(contexts, (KV_HEADS, DIM), BLOCK)
+    kind, sinks = traits_of(name, device)
     q = torch.randn(5, HEADS, DIM, device=device)
-    expected = batch.attention(q, list(range(6)), *traits)
+    expected = batch.attention(q, list(range(6)), kind, sinks)
     out = torch.full_like(q, math.nan)
     number = torch.tensor([4], dtype=torch.int32, device=device)
     given = batch.block_tables, batch.context_lens
-    attend_leading(q, batch.k_cache, batch.v_cache, *given, number, traits[0], out, sinks=traits[1])
+    attend_leading(q, batch.k_cache, batch.v_cache, *given, number, kind, out, sinks=sinks)
     assert_close(out[:4], expected[:4])
     assert out[4].isnan().all()
 
@@ -64,13 +91,16 @@ def test_leading_queries_whose_number_the_device_has(traits, device, paged, asse
 MANY, LENS = [100, 160, 1, 70, 0, 8, 136], [100, 65, 1, 40, 1, 8, 8]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-@pytest.mark.parametrize("has_tiles", [False, True])
-def test_many_queries_of_each_sequence(traits, has_tiles, dtype, device, paged, assert_close):
+@pytest.mark.parametrize(
+    ("name", "has_tiles", "dtype"), pairwise(list(KINDS), [False, True], DTYPES)
+)
+def test_many_queries_of_each_sequence(name, has_tiles, dtype, device, paged, assert_close):
     batch = paged(MANY, (KV_HEADS, DIM), BLOCK, dtype)
+    traits = traits_of(name, device)
     q = torch.randn(sum(LENS), HEADS, DIM, device=device).to(dtype)
     expected = batch.attention(q, [0, *accumulate(LENS)], *traits)
-    assert_close(attend_many(batch, q, traits, has_tiles), expected)
+    freed = without_blocks_before(batch, traits[0].window, LENS)
+    assert_close(attend_many(freed, q, traits, has_tiles), expected)
 
 
 def attend_many(batch, q, traits, has_tiles):
@@ -90,48 +120,7 @@ def attend_many(batch, q, traits, has_tiles):
     return out
 
 
-# --- blocks before a window are not read: they may be another sequence's -------------------------
-
-WINDOWS = [2, 7, 16, 17, 33, 70]
-
-
-def without_blocks_before(batch, window, lens):
-    """The sequences with the null block, which is NaN, wherever no query's window reaches."""
-    tables = batch.block_tables.clone()
-    for row, (context, length) in enumerate(zip(batch.context_lens.tolist(), lens, strict=True)):
-        tables[row, : max(0, context - length - window + 1) // BLOCK] = 0
-    assert not torch.equal(tables, batch.block_tables)
-    return replace(batch, block_tables=tables)
-
-
-@pytest.mark.parametrize("window", WINDOWS)
-@pytest.mark.parametrize("has_tiles", [False, True])
-def test_many_queries_read_no_block_before_their_window(window, has_tiles, device, paged):
-    batch = paged(MANY, (KV_HEADS, DIM), BLOCK)
-    q = torch.randn(sum(LENS), HEADS, DIM, device=device)
-    traits = AttentionKind(SCALE, window), None
-    expected = attend_many(batch, q, traits, has_tiles)
-    freed = without_blocks_before(batch, window, LENS)
-    assert expected.isfinite().all()
-    assert torch.equal(attend_many(freed, q, traits, has_tiles), expected)
-
-
-@pytest.mark.parametrize("window", WINDOWS)
-def test_one_query_reads_no_block_before_its_window(window, device, paged):
-    batch = paged(CONTEXTS, (KV_HEADS, DIM), BLOCK)
-    q = torch.randn(len(CONTEXTS), HEADS, DIM, device=device)
-    found = []
-    for one in (batch, without_blocks_before(batch, window, [1] * len(CONTEXTS))):
-        given = one.block_tables, one.context_lens
-        out = torch.full_like(q, math.nan)
-        kind = AttentionKind(SCALE, window)
-        paged_decode_attention(q, one.k_cache, one.v_cache, *given, kind, out)
-        found.append(out)
-    assert found[0].isfinite().all()
-    assert torch.equal(*found)
-
-
-@pytest.mark.parametrize("window", WINDOWS)
+@pytest.mark.parametrize("window", [2, 7, 16, 17, 33, 70])
 @pytest.mark.parametrize("lens", [[1] * len(MANY), LENS], ids=["one query", "many"])
 def test_the_reference_reads_no_block_before_a_window(window, lens, device, paged):
     batch = paged(MANY, (KV_HEADS, DIM), BLOCK)

@@ -13,10 +13,10 @@ from kernels.cpu.library import Library, load
 from kernels.quantized.grouped import MIDDLE, GroupedWeight, offsets_of
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+LIBRARIES = [(one.name, dtype) for one in isa.available() for dtype in DTYPES]
 COMBINATIONS = [
-    pytest.param((one.name, dtype), id=f"{one.name}-{str(dtype).removeprefix('torch.')}")
-    for one in isa.available()
-    for dtype in DTYPES
+    pytest.param((name, dtype), id=f"{name}-{str(dtype).removeprefix('torch.')}")
+    for name, dtype in LIBRARIES
 ]
 
 

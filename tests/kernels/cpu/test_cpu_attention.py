@@ -1,5 +1,6 @@
 """C attention over the paged KV cache: decode, prompt chunks, and both in one step."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pytest
@@ -9,7 +10,8 @@ from torch import Tensor
 from kernels import reference
 from kernels.attention_kind import AttentionKind
 from kernels.cpu.library import AttentionArguments, Library
-from tests.kernels.cpu.cpu_cases import COMBINATIONS, randn, require
+from tests.kernels.cpu.cpu_cases import COMBINATIONS, LIBRARIES, randn, require
+from tests.pairs import pairwise
 
 BLOCK_SIZE = 16
 # The reference rounds queries and cos/sin to the dtype; the kernel keeps them in float32.
@@ -19,6 +21,12 @@ BOUNDS = {torch.float32: 3e-6, torch.float16: 3e-3, torch.bfloat16: 2e-2}
 @pytest.fixture(params=COMBINATIONS)
 def library(request: pytest.FixtureRequest) -> Library:
     return require(*request.param)
+
+
+def with_each_library(names: str, *axes: Sequence[object]) -> pytest.MarkDecorator:
+    """Cases of libraries and these axes in which any two values meet."""
+    arguments, cases = f"library {names}".split(), pairwise(LIBRARIES, *axes)
+    return pytest.mark.parametrize(arguments, cases, indirect=["library"], ids=str)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,8 +163,7 @@ def test_parts_of_prompts(library: Library, heads: Heads) -> None:
     check(library, Step(library.dtype, heads, [2, 40, 77, 100, 130], [2, 1, 77, 33, 3]))
 
 
-@pytest.mark.parametrize("window", [1, 3, 31, 32, 33, 63, 64, 65, 130, 1000])
-@pytest.mark.parametrize("heads", SHAPES[:4], ids=str)
+@with_each_library("heads window", SHAPES[:4], [1, 3, 31, 32, 33, 63, 64, 65, 130, 1000])
 def test_a_window_over_single_tokens_and_parts_of_prompts(
     library: Library, heads: Heads, window: int
 ) -> None:
@@ -164,13 +171,12 @@ def test_a_window_over_single_tokens_and_parts_of_prompts(
     check(library, Step(library.dtype, heads, lens, new, window))
 
 
-@pytest.mark.parametrize("window", [None, 33])
-@pytest.mark.parametrize(("softcap", "has_sinks"), [(0.5, False), (20.0, False), (None, True)])
-@pytest.mark.parametrize("heads", SHAPES[:4], ids=str)
+@with_each_library("heads window softcap", SHAPES[:4], [None, 33], [0.5, 20.0, None])
 def test_scores_with_a_cap_or_with_sinks(
-    library: Library, heads: Heads, softcap: float | None, has_sinks: bool, window: int | None
+    library: Library, heads: Heads, window: int | None, softcap: float | None
 ) -> None:
     lens, new = [1, 2, 300, 250, 129, 200], [1, 2, 1, 250, 2, 77]
+    has_sinks = softcap is None
     check(library, Step(library.dtype, heads, lens, new, window, softcap, has_sinks=has_sinks))
 
 
@@ -185,8 +191,7 @@ def test_a_sink_takes_nearly_all_or_nothing(library: Library) -> None:
     assert torch.allclose(out[:, 1::2], step.run(library)[0].view(-1, 6, 64)[:, 1::2])
 
 
-@pytest.mark.parametrize("window", [2, 31, 33, 64, 130])
-@pytest.mark.parametrize("heads", SHAPES[:4], ids=str)
+@with_each_library("heads window", SHAPES[:4], [2, 31, 33, 64, 130])
 def test_blocks_before_a_window_change_nothing(library: Library, heads: Heads, window: int) -> None:
     """They may be another sequence's: the null block stands for them here, and is NaN."""
     lens, new = [300, 250, 129, 200], [1, 60, 2, 77]
