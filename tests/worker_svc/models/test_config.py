@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from transformers import Qwen2Config
 
+from tests.worker_svc.models.configs import SLIDING, read, windows
 from worker_svc.models import config as model_config
 from worker_svc.models.rope import (
     DynamicScaling,
@@ -18,22 +19,6 @@ from worker_svc.models.rope import (
 )
 from worker_svc.models.spec import AttentionSpec, LayerSpec, MlpSpec, ModelSpec, UnsupportedModel
 
-LLAMA: dict[str, Any] = {
-    "architectures": ["LlamaForCausalLM"],
-    "vocab_size": 100,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 2,
-    "rms_norm_eps": 1e-5,
-    "max_position_embeddings": 512,
-    "hidden_act": "silu",
-    "torch_dtype": "bfloat16",
-    "rope_theta": 1e5,
-    "rope_scaling": None,
-    "eos_token_id": 7,
-}
 LLAMA3 = {
     "factor": 8.0,
     "low_freq_factor": 1.0,
@@ -41,7 +26,6 @@ LLAMA3 = {
     "original_max_position_embeddings": 8192,
 }
 
-SLIDING = "sliding_attention"
 QWEN_WINDOWS = {
     "architectures": ["Qwen2ForCausalLM"],
     "sliding_window": 16,
@@ -50,16 +34,13 @@ QWEN_WINDOWS = {
 LONG_ROPE: dict[str, Any] = {
     "rope_type": "longrope", "short_factor": [1] * 4, "long_factor": [2] * 4,
 }  # fmt: skip
-LONG_KEY = {"rope_scaling": LONG_ROPE}
 
 
 def load(tmp_path: Path, generation: dict[str, Any] | None = None, **changes: Any) -> Any:
-    """Loads LLAMA with changes; the value `...` removes a field."""
-    raw = {name: value for name, value in (LLAMA | changes).items() if value is not ...}
-    (tmp_path / "config.json").write_text(json.dumps(raw))
+    """Loads a Llama with changes; the value `...` removes a field."""
     if generation is not None:
         (tmp_path / "generation_config.json").write_text(json.dumps(generation))
-    return model_config.load(tmp_path)
+    return read(tmp_path, "llama", **changes)
 
 
 def rotations(spec: ModelSpec) -> list[RotaryConfig]:
@@ -205,62 +186,6 @@ def test_a_model_whose_ends_are_all_outside_its_vocabulary_has_none(tmp_path: Pa
     assert load(tmp_path, {"eos_token_id": [100, 101]}, eos_token_id=102).eos_token_ids == ()
 
 
-@pytest.mark.parametrize(
-    ("named", "changes"),
-    [
-        ("architectures", {"architectures": ["GPT2LMHeadModel"]}),
-        ("architectures", {"architectures": None}),
-        ("hidden_act", {"hidden_act": "gelu"}),
-        ("quantization_config", {"quantization_config": {"quant_method": "awq"}}),
-        ("num_local_experts", {"num_local_experts": 8}),
-        ("num_experts", {"num_experts": 8}),
-        ("is_encoder_decoder", {"is_encoder_decoder": True}),
-        ("alibi", {"alibi": True}),
-        ("partial_rotary_factor", {"partial_rotary_factor": 0.5}),
-        ("partial_rotary_factor", {"rope_parameters": {"partial_rotary_factor": 0.5}}),
-        ("factor", {"rope_scaling": {"type": "dynamic"}}),
-        ("alpha", {"rope_scaling": {"type": "dynamic", "factor": 2.0, "alpha": 1000.0}}),
-        ("proportional", {"rope_parameters": {"rope_type": "proportional"}}),
-        ("short_factor", {"rope_parameters": {"rope_type": "longrope"}}),
-        ("rope_scaling.long_factor: has 3", {"rope_scaling": LONG_ROPE | {"long_factor": [1] * 3}}),
-        ("rope_scaling.short_factor: 0", {"rope_scaling": LONG_ROPE | {"short_factor": [0] * 4}}),
-        ("rope_scaling.short_factor: 'x'", {"rope_scaling": LONG_ROPE | {"short_factor": ["x"]}}),
-        ("original_max_position_embeddings", LONG_KEY | {"original_max_position_embeddings": 1}),
-        ("original_max_position_embeddings", LONG_KEY | {"original_max_position_embeddings": "9"}),
-        ("rope_scaling.factor: '2'", {"rope_scaling": {"type": "linear", "factor": "2"}}),
-        ("rope_scaling.factor: True", {"rope_scaling": {"type": "linear", "factor": True}}),
-        ("rope_scaling.factor: inf", {"rope_scaling": {"type": "linear", "factor": 1e999}}),
-        ("rope_scaling.factor: -2", {"rope_scaling": {"type": "yarn", "factor": -2}}),
-        ("truncate: 1", {"rope_scaling": {"type": "yarn", "factor": 2, "truncate": 1}}),
-        ("mrope_section", {"rope_scaling": {"type": "default", "mrope_section": [1, 2]}}),
-        ("low_freq_factor", {"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}),
-        ("factor", {"rope_scaling": {"rope_type": "linear"}}),
-        ("num_key_value_heads", {"num_key_value_heads": 3}),
-        ("hidden_size", {"hidden_size": 60, "head_dim": None}),
-        ("head_dim", {"head_dim": 7}),
-        ("vocab_size", {"vocab_size": ...}),
-        ("num_hidden_layers", {"num_hidden_layers": "3"}),
-        ("rms_norm_eps", {"rms_norm_eps": ...}),
-        (
-            "max_window_layers",
-            QWEN_WINDOWS | {"max_window_layers": "2"},
-        ),
-        ("layer_types", QWEN_WINDOWS | {"layer_types": ["sliding_attention"]}),
-        ("layer_types", QWEN_WINDOWS | {"layer_types": ["chunked_attention"] * 3}),
-        (
-            "layer_types",
-            {"architectures": ["Qwen3ForCausalLM"], "layer_types": ["sliding_attention"] * 3},
-        ),
-        ("layer_types", {"layer_types": ["sliding_attention"] * 3}),
-    ],
-)
-def test_what_is_not_served_is_refused_by_name(
-    tmp_path: Path, named: str, changes: dict[str, Any]
-) -> None:
-    with pytest.raises(UnsupportedModel, match=named):
-        load(tmp_path, **changes)
-
-
 def test_an_unknown_architecture_is_told_the_known_ones(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModel, match=r"LlamaForCausalLM, .*Qwen3ForCausalLM"):
         load(tmp_path, architectures=["BloomForCausalLM"])
@@ -272,10 +197,6 @@ def test_a_folder_without_a_readable_config_is_refused(tmp_path: Path, content: 
         (tmp_path / "config.json").write_text(content)
     with pytest.raises(UnsupportedModel, match=r"config\.json"):
         model_config.load(tmp_path)
-
-
-def windows(config: ModelSpec) -> list[int | None]:
-    return [layer.mixer.window for layer in config.layers]
 
 
 @pytest.mark.parametrize("window", [{"sliding_window": 128}, {"sliding_window": 128.0}, {}])

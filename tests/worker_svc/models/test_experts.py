@@ -1,6 +1,5 @@
 """Families with experts: what their config.json says, and what is refused of them by name."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.worker_svc.models.test_config import LLAMA
+from tests.worker_svc.models.configs import LLAMA, read, windows
 from tests.worker_svc.models.test_models import (
     CHECKPOINTS,
     MAX_MODEL_LEN,
@@ -34,72 +33,6 @@ from worker_svc.models.weights import MissingWeight
 
 CPU = torch.device("cpu")
 TWO_FORMS = "fp8-channel", "fp8-block"
-# As published for 30B-A3B, without the sizes.
-QWEN3_MOE: dict[str, Any] = {
-    "architectures": ["Qwen3MoeForCausalLM"],
-    "attention_bias": False,
-    "decoder_sparse_step": 1,
-    "max_window_layers": 48,
-    "mlp_only_layers": [],
-    "model_type": "qwen3_moe",
-    "moe_intermediate_size": 24,
-    "norm_topk_prob": True,
-    "num_experts": 16,
-    "num_experts_per_tok": 4,
-    "num_hidden_layers": 4,
-    "output_router_logits": False,
-    "router_aux_loss_coef": 0.001,
-    "sliding_window": None,
-    "use_sliding_window": False,
-}
-MIXTRAL: dict[str, Any] = {
-    "architectures": ["MixtralForCausalLM"],
-    "model_type": "mixtral",
-    "num_experts_per_tok": 2,
-    "num_local_experts": 8,
-    "output_router_logits": True,
-    "router_aux_loss_coef": 0.02,
-    "sliding_window": None,
-}
-
-
-# As published for 1.5-MoE-A2.7B, and for dots.llm1, without the sizes.
-QWEN2_MOE: dict[str, Any] = {
-    "architectures": ["Qwen2MoeForCausalLM"],
-    "decoder_sparse_step": 1,
-    "max_window_layers": 21,
-    "model_type": "qwen2_moe",
-    "moe_intermediate_size": 12,
-    "norm_topk_prob": False,
-    "num_experts": 6,
-    "num_experts_per_tok": 4,
-    "output_router_logits": False,
-    "router_aux_loss_coef": 0.001,
-    "shared_expert_intermediate_size": 48,
-    "sliding_window": 32768,
-    "use_sliding_window": False,
-}
-DOTS1: dict[str, Any] = {
-    "architectures": ["Dots1ForCausalLM"],
-    "first_k_dense_replace": 1,
-    "max_window_layers": 62,
-    "model_type": "dots1",
-    "moe_intermediate_size": 12,
-    "n_group": 1,
-    "n_routed_experts": 8,
-    "n_shared_experts": 2,
-    "norm_topk_prob": True,
-    "num_experts_per_tok": 6,
-    "routed_scaling_factor": 2.5,
-    "sliding_window": None,
-    "topk_group": 1,
-}
-
-
-def load(tmp_path: Path, published: dict[str, Any], **changes: Any) -> ModelSpec:
-    raw = {name: value for name, value in (LLAMA | published | changes).items() if value is not ...}
-    (tmp_path / "config.json").write_text(json.dumps(raw))
-    return model_config.load(tmp_path)
 
 
 def sparse(spec: ModelSpec) -> list[bool]:
@@ -108,7 +41,7 @@ def sparse(spec: ModelSpec) -> list[bool]:
 
 
 def test_qwen3_has_its_experts_in_all_layers(tmp_path: Path) -> None:
-    spec = load(tmp_path, QWEN3_MOE)
+    spec = read(tmp_path, "qwen3-30b-a3b")
     assert {layer.feed for layer in spec.layers} == {
         MoeSpec(RouterSpec(16, 4, renormalizes=True), 24)
     }
@@ -127,14 +60,14 @@ def test_qwen3_has_its_experts_in_all_layers(tmp_path: Path) -> None:
 def test_layers_without_experts_are_those_that_the_config_says(
     tmp_path: Path, changes: dict[str, Any], expected: list[bool]
 ) -> None:
-    spec = load(tmp_path, QWEN3_MOE, **changes)
+    spec = read(tmp_path, "qwen3-30b-a3b", **changes)
     assert sparse(spec) == expected
     dense = {layer.feed for layer in spec.layers if isinstance(layer.feed, MlpSpec)}
     assert dense <= {MlpSpec(LLAMA["intermediate_size"])}
 
 
 def test_mixtral_renormalizes_and_names_its_tensors(tmp_path: Path) -> None:
-    spec = load(tmp_path, MIXTRAL)
+    spec = read(tmp_path, "mixtral-8x7b")
     feed = MoeSpec(RouterSpec(8, 2, renormalizes=True), LLAMA["intermediate_size"])
     assert {layer.feed for layer in spec.layers} == {feed}
     names = spec.names
@@ -146,9 +79,11 @@ def test_what_a_config_leaves_out_is_as_in_transformers(tmp_path: Path) -> None:
     left_out = dict.fromkeys(
         ("num_experts", "num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob"), ...
     )
-    feed = load(tmp_path, QWEN3_MOE, **left_out).layers[0].feed
+    feed = read(tmp_path, "qwen3-30b-a3b", **left_out).layers[0].feed
     assert feed == MoeSpec(RouterSpec(128, 8, renormalizes=False), 768)
-    spec = load(tmp_path, MIXTRAL, num_local_experts=..., num_experts_per_tok=..., rope_theta=...)
+    spec = read(
+        tmp_path, "mixtral-8x7b", num_local_experts=..., num_experts_per_tok=..., rope_theta=...
+    )
     assert spec.layers[0].feed == MoeSpec(
         RouterSpec(8, 2, renormalizes=True), LLAMA["intermediate_size"]
     )
@@ -156,43 +91,38 @@ def test_what_a_config_leaves_out_is_as_in_transformers(tmp_path: Path) -> None:
 
 
 def test_qwen2_has_an_expert_of_every_token(tmp_path: Path) -> None:
-    feed = load(tmp_path, QWEN2_MOE).layers[0].feed
+    feed = read(tmp_path, "qwen1.5-moe-a2.7b").layers[0].feed
     router = RouterSpec(6, 4, renormalizes=False)
     assert feed == MoeSpec(router, 12, SharedSpec(4, is_gated=True))
-    assert load(tmp_path, QWEN2_MOE).attention.qkv_bias
-    assert not load(tmp_path, QWEN2_MOE, qkv_bias=False).attention.qkv_bias
+    assert read(tmp_path, "qwen1.5-moe-a2.7b").attention.qkv_bias
+    assert not read(tmp_path, "qwen1.5-moe-a2.7b", qkv_bias=False).attention.qkv_bias
     with pytest.raises(UnsupportedModel, match=r"^shared_expert_intermediate_size: 20 is no mult"):
-        load(tmp_path, QWEN2_MOE, shared_expert_intermediate_size=20)
-    load(tmp_path, QWEN2_MOE)
+        read(tmp_path, "qwen1.5-moe-a2.7b", shared_expert_intermediate_size=20)
+    read(tmp_path, "qwen1.5-moe-a2.7b")
     with pytest.raises(UnsupportedModel, match=r"^quantization: fp8 .* shared .* 4 times as wide"):
         model_config.load(tmp_path, quantization="fp8")
-    load(tmp_path, QWEN2_MOE, shared_expert_intermediate_size=12)
+    read(tmp_path, "qwen1.5-moe-a2.7b", shared_expert_intermediate_size=12)
     assert model_config.load(tmp_path, quantization="fp8").quantization is not None
     with pytest.raises(UnsupportedModel, match=r"^quantization: int8 .* only 8-bit floats"):
         model_config.load(tmp_path, quantization="int8")
 
 
-def windows(spec: ModelSpec) -> list[int | None]:
-    """The window of each layer."""
-    return [layer.mixer.window for layer in spec.layers]
-
-
 def test_windows_are_on_the_layers_that_each_class_gives_them(tmp_path: Path) -> None:
     qwen = {"use_sliding_window": True, "sliding_window": 64, "num_hidden_layers": 4}
-    assert windows(load(tmp_path, QWEN2_MOE, **qwen)) == [64, None, 64, None]
-    few = windows(load(tmp_path, QWEN2_MOE, **qwen, max_window_layers=2))
+    assert windows(read(tmp_path, "qwen1.5-moe-a2.7b", **qwen)) == [64, None, 64, None]
+    few = windows(read(tmp_path, "qwen1.5-moe-a2.7b", **qwen, max_window_layers=2))
     assert few == [64, None, None, None]
     dots = {"sliding_window": 64, "max_window_layers": 2, "num_hidden_layers": 4}
-    assert windows(load(tmp_path, DOTS1, **dots)) == [None, None, 64, 64]
-    assert windows(load(tmp_path, DOTS1)) == [None] * 3
+    assert windows(read(tmp_path, "dots.llm1", **dots)) == [None, None, 64, 64]
+    assert windows(read(tmp_path, "dots.llm1")) == [None] * 3
     kinds = ["sliding_attention", "full_attention", "full_attention", "sliding_attention"]
-    for published, changes in ((QWEN2_MOE, qwen), (DOTS1, dots)):
-        found = windows(load(tmp_path, published, **changes, layer_types=kinds))
+    for name, changes in (("qwen1.5-moe-a2.7b", qwen), ("dots.llm1", dots)):
+        found = windows(read(tmp_path, name, **changes, layer_types=kinds))
         assert found == [64, None, None, 64]
 
 
 def test_dots1_chooses_by_sigmoids_after_its_first_layers(tmp_path: Path) -> None:
-    spec = load(tmp_path, DOTS1)
+    spec = read(tmp_path, "dots.llm1")
     router = RouterSpec(8, 6, renormalizes=True, is_sigmoid=True, has_bias=True, scale=2.5)
     feed = MoeSpec(router, 12, SharedSpec(2, is_gated=False))
     assert sparse(spec) == [False] + [True] * (spec.num_layers - 1)
@@ -200,57 +130,17 @@ def test_dots1_chooses_by_sigmoids_after_its_first_layers(tmp_path: Path) -> Non
     assert (spec.attention.qk_norm, spec.attention.qkv_bias) == (True, False)
 
 
-@pytest.mark.parametrize(
-    ("named", "changes"),
-    [
-        ("n_group: groups of experts are not supported", {"n_group": 2}),
-        ("topk_group: groups of experts are not supported", {"topk_group": 2}),
-        ("n_shared_experts is missing", {"n_shared_experts": None}),
-        ("n_routed_experts is missing", {"n_routed_experts": None}),
-        ("first_k_dense_replace: -1", {"first_k_dense_replace": -1}),
-        ("routed_scaling_factor: 'big' is no number", {"routed_scaling_factor": "big"}),
-        ("layer_types", {"layer_types": ["sliding_attention"] * 3}),  # without a window
-    ],
-)
-def test_what_dots1_does_not_serve_is_refused_by_name(
-    tmp_path: Path, named: str, changes: dict[str, Any]
-) -> None:
-    with pytest.raises(UnsupportedModel, match=named):
-        load(tmp_path, DOTS1, **changes)
-
-
-@pytest.mark.parametrize(
-    ("named", "changes"),
-    [
-        ("num_experts: differs from num_local_experts", {"num_local_experts": 8}),
-        ("num_experts is 0", {"num_experts": 0}),
-        ("num_experts_per_tok: 17 of 16 experts", {"num_experts_per_tok": 17}),
-        ("mlp_only_layers: 'all' is no list", {"mlp_only_layers": "all"}),
-        ("decoder_sparse_step is 0", {"decoder_sparse_step": 0}),
-        ("norm_topk_prob is 1", {"norm_topk_prob": 1}),
-        ("n_routed_experts: 8 is not supported", {"n_routed_experts": 8}),
-        ("layer_types", {"use_sliding_window": True, "layer_types": ["sliding_attention"] * 2}),
-        ("hidden_act", {"hidden_act": "gelu"}),
-    ],
-)
-def test_what_is_not_served_is_refused_by_name(
-    tmp_path: Path, named: str, changes: dict[str, Any]
-) -> None:
-    with pytest.raises(UnsupportedModel, match=named):
-        load(tmp_path, QWEN3_MOE, **changes)
-
-
 def test_experts_have_8_bit_floats_or_plain_numbers(tmp_path: Path) -> None:
-    load(tmp_path, QWEN3_MOE)
+    read(tmp_path, "qwen3-30b-a3b")
     assert model_config.load(tmp_path, quantization="fp8").quantization is not None
     with pytest.raises(UnsupportedModel, match=r"^quantization: int4 .* Qwen3MoeForCausalLM"):
         model_config.load(tmp_path, quantization="int4")
     settings = gptq(group=32).config
     with pytest.raises(UnsupportedModel, match=r"^quantization: gptq.* Qwen3MoeForCausalLM"):
-        load(tmp_path, QWEN3_MOE, quantization_config=dict(settings))
+        read(tmp_path, "qwen3-30b-a3b", quantization_config=dict(settings))
     # Layers that keep one MLP may have any format.
-    assert load(
-        tmp_path, QWEN3_MOE, quantization_config=dict(settings), mlp_only_layers=[*range(4)]
+    assert read(
+        tmp_path, "qwen3-30b-a3b", quantization_config=dict(settings), mlp_only_layers=[*range(4)]
     )
 
 
@@ -295,7 +185,7 @@ def logits_of(folder: Path, prompt: torch.Tensor, quantization: str = "auto") ->
 
 
 def test_random_weights_are_rounded_where_the_option_says_so(tmp_path: Path) -> None:
-    load(tmp_path, QWEN3_MOE, mlp_only_layers=[0])
+    read(tmp_path, "qwen3-30b-a3b", mlp_only_layers=[0])
     plain, rounded = (
         load_model(tmp_path, torch.float32, CPU, 32, quantization=quantization, load_format="dummy")
         for quantization in ("auto", "fp8")

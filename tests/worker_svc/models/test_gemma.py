@@ -1,6 +1,5 @@
 """Gemma 2 and 3 by layers of ours against transformers, and what their configurations say."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from transformers import (
 
 from tests.gguf_files import GgufFile, packed
 from tests.pagewire.gguf.test_gemma import file_of, random_model
+from tests.worker_svc.models.configs import read, windows
 from tests.worker_svc.models.test_models import (
     MAX_MODEL_LEN,
     NO_IDS,
@@ -41,12 +41,11 @@ from tests.worker_svc.models.test_windows import (
 )
 from tests.worker_svc.random_models import Family
 from tests.worker_svc.transformers_models.families import write
-from worker_svc.models import config as model_config
 from worker_svc.models import load_model
 from worker_svc.models.embedding import IntegerEmbedding
 from worker_svc.models.families import gemma, gemma2, gemma3
 from worker_svc.models.rope import LinearScaling, RotaryConfig
-from worker_svc.models.spec import ModelSpec, UnsupportedModel
+from worker_svc.models.spec import UnsupportedModel
 
 GEMMA2: Family = (Gemma2Config, Gemma2ForCausalLM)
 GEMMA3: Family = (Gemma3TextConfig, Gemma3ForCausalLM)
@@ -81,39 +80,6 @@ CHECKPOINTS: dict[str, tuple[Family, dict[str, Any]]] = {
             "final_logit_softcapping": 4.0,
         },
     ),
-}
-# As published: gemma-3-1b-it, and the text of gemma-3-4b-it.
-PUBLISHED_1B: dict[str, Any] = {
-    "architectures": ["Gemma3ForCausalLM"],
-    "attention_bias": False,
-    "attention_dropout": 0.0,
-    "attn_logit_softcapping": None,
-    "bos_token_id": 2,
-    "cache_implementation": "hybrid",
-    "eos_token_id": [1, 106],
-    "final_logit_softcapping": None,
-    "head_dim": 256,
-    "hidden_activation": "gelu_pytorch_tanh",
-    "hidden_size": 1152,
-    "initializer_range": 0.02,
-    "intermediate_size": 6912,
-    "max_position_embeddings": 32768,
-    "model_type": "gemma3_text",
-    "num_attention_heads": 4,
-    "num_hidden_layers": 26,
-    "num_key_value_heads": 1,
-    "pad_token_id": 0,
-    "query_pre_attn_scalar": 256,
-    "rms_norm_eps": 1e-06,
-    "rope_local_base_freq": 10000,
-    "rope_scaling": None,
-    "rope_theta": 1000000,
-    "sliding_window": 512,
-    "sliding_window_pattern": 6,
-    "torch_dtype": "bfloat16",
-    "transformers_version": "4.50.0.dev0",
-    "use_cache": True,
-    "vocab_size": 262144,
 }
 
 
@@ -272,18 +238,8 @@ def test_a_gguf_file(name: str, integers: bool, tmp_path: Path) -> None:
     assert_same(found, expected_logits(theirs, prompt))
 
 
-def read(tmp_path: Path, raw: dict[str, Any], **changes: Any) -> ModelSpec:
-    given = {name: value for name, value in (raw | changes).items() if value is not ...}
-    (tmp_path / "config.json").write_text(json.dumps(given))
-    return model_config.load(tmp_path)
-
-
-def windows(spec: ModelSpec) -> list[int | None]:
-    return [layer.mixer.window for layer in spec.layers]
-
-
 def test_a_published_configuration_of_gemma_3(tmp_path: Path) -> None:
-    spec = read(tmp_path, PUBLISHED_1B)
+    spec = read(tmp_path, "gemma-3-1b")
     assert windows(spec) == ([512] * 5 + [None]) * 4 + [512] * 2
     assert spec.ropes == {
         gemma.WHOLE: RotaryConfig(1e6),
@@ -299,12 +255,12 @@ def test_a_published_configuration_of_gemma_3(tmp_path: Path) -> None:
 
 def test_what_stretches_long_contexts_is_not_for_windows(tmp_path: Path) -> None:
     linear = {"rope_type": "linear", "factor": 8.0}
-    spec = read(tmp_path, PUBLISHED_1B, rope_scaling=linear)
+    spec = read(tmp_path, "gemma-3-1b", rope_scaling=linear)
     assert spec.ropes[gemma.WHOLE] == RotaryConfig(1e6, LinearScaling(8.0))
     assert spec.ropes[gemma.NEAR] == RotaryConfig(1e4)
     newer = {FULL: linear | {"rope_theta": 1e6}, SLIDING: {"rope_type": "default"}}
     gone = dict.fromkeys(("rope_theta", "rope_local_base_freq", "rope_scaling"), ...)
-    assert read(tmp_path, PUBLISHED_1B, rope_parameters=newer, **gone).ropes == spec.ropes
+    assert read(tmp_path, "gemma-3-1b", rope_parameters=newer, **gone).ropes == spec.ropes
 
 
 @pytest.mark.parametrize(
@@ -327,30 +283,6 @@ def test_what_a_configuration_leaves_out_is_as_in_transformers(
         theirs.sliding_window if kind == SLIDING else None for kind in theirs.layer_types
     ]
     assert spec.logit_softcap == theirs.final_logit_softcapping
-
-
-@pytest.mark.parametrize(
-    ("named", "changes"),
-    [
-        ("hidden_activation", {"hidden_activation": "gelu"}),
-        ("hidden_act", {"hidden_act": "silu"}),
-        ("use_bidirectional_attention", {"use_bidirectional_attention": True}),
-        ("final_logit_softcapping", {"final_logit_softcapping": 30.0}),
-        ("attn_logit_softcapping", {"attn_logit_softcapping": 50.0}),
-        ("sliding_window", {"sliding_window": None}),
-        ("sliding_window_pattern", {"sliding_window_pattern": 0}),
-        ("layer_types", {"layer_types": [FULL]}),
-        ("layer_types", {"layer_types": ["chunked_attention"] * 26}),
-        ("rope_parameters", {"rope_parameters": {"rope_type": "linear", "factor": 2.0}}),
-        ("query_pre_attn_scalar", {"query_pre_attn_scalar": 0}),
-        ("head_dim", {"head_dim": 255}),
-    ],
-)
-def test_what_is_not_served_of_gemma_3_is_refused_by_name(
-    tmp_path: Path, named: str, changes: dict[str, Any]
-) -> None:
-    with pytest.raises(UnsupportedModel, match=named):
-        read(tmp_path, PUBLISHED_1B, **changes)
 
 
 @pytest.mark.parametrize("value", ["50", True, -1.0, 0])

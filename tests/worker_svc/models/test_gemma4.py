@@ -17,6 +17,7 @@ from transformers import (
     Gemma4TextConfig,
 )
 
+from tests.worker_svc.models.configs import NAMES, published, read
 from tests.worker_svc.models.test_models import (
     MAX_MODEL_LEN,
     NO_IDS,
@@ -272,120 +273,7 @@ def test_a_part_of_the_pairs_turns_by_the_frequencies_of_the_whole_head() -> Non
     assert not found[64:].any()
 
 
-ROPES = {
-    FULL: {"partial_rotary_factor": 0.25, "rope_theta": 1e6, "rope_type": "proportional"},
-    SLIDING: {"rope_theta": 1e4, "rope_type": "default"},
-}
-# The text of published configurations: those of all sizes, and of each.
-TEXT: dict[str, Any] = {
-    "attention_bias": False,
-    "attention_dropout": 0.0,
-    "bos_token_id": 2,
-    "dtype": "bfloat16",
-    "eos_token_id": 1,
-    "final_logit_softcapping": 30.0,
-    "global_head_dim": 512,
-    "head_dim": 256,
-    "hidden_activation": "gelu_pytorch_tanh",
-    "initializer_range": 0.02,
-    "model_type": "gemma4_text",
-    "pad_token_id": 0,
-    "rms_norm_eps": 1e-06,
-    "rope_parameters": ROPES,
-    "tie_word_embeddings": True,
-    "use_cache": True,
-    "vocab_size": 262144,
-    "vocab_size_per_layer_input": 262144,
-}
-LARGE: dict[str, Any] = {
-    "attention_k_eq_v": True,
-    "hidden_size_per_layer_input": 0,
-    "max_position_embeddings": 262144,
-    "num_kv_shared_layers": 0,
-    "sliding_window": 1024,
-    "use_bidirectional_attention": "vision",
-    "use_double_wide_mlp": False,
-}
-NO_EXPERTS: dict[str, Any] = {
-    "enable_moe_block": False,
-    "moe_intermediate_size": None,
-    "num_experts": None,
-    "top_k_experts": None,
-}
-PUBLISHED: dict[str, dict[str, Any]] = {
-    "31B": LARGE
-    | NO_EXPERTS
-    | {
-        "hidden_size": 5376,
-        "intermediate_size": 21504,
-        "layer_types": ([SLIDING] * 5 + [FULL]) * 10,
-        "num_attention_heads": 32,
-        "num_global_key_value_heads": 4,
-        "num_hidden_layers": 60,
-        "num_key_value_heads": 16,
-    },
-    "26B-A4B": LARGE
-    | {
-        "enable_moe_block": True,
-        "hidden_size": 2816,
-        "intermediate_size": 2112,
-        "layer_types": ([SLIDING] * 5 + [FULL]) * 5,
-        "moe_intermediate_size": 704,
-        "num_attention_heads": 16,
-        "num_experts": 128,
-        "num_global_key_value_heads": 2,
-        "num_hidden_layers": 30,
-        "num_key_value_heads": 8,
-        "top_k_experts": 8,
-    },
-    "E4B": NO_EXPERTS
-    | {
-        "attention_k_eq_v": False,
-        "hidden_size": 2560,
-        "hidden_size_per_layer_input": 256,
-        "intermediate_size": 10240,
-        "layer_types": ([SLIDING] * 5 + [FULL]) * 7,
-        "max_position_embeddings": 131072,
-        "num_attention_heads": 8,
-        "num_global_key_value_heads": None,
-        "num_hidden_layers": 42,
-        "num_key_value_heads": 2,
-        "num_kv_shared_layers": 18,
-        "sliding_window": 512,
-        "use_bidirectional_attention": None,
-        "use_double_wide_mlp": False,
-    },
-}
-
-
-def with_pictures(name: str, **changes: Any) -> dict[str, Any]:
-    """A published configuration, with changes of its text."""
-    return {
-        "architectures": ["Gemma4ForConditionalGeneration"],
-        "audio_config": {"model_type": "gemma4_audio"} if name == "E4B" else None,
-        "audio_token_id": 258881,
-        "boa_token_id": 256000,
-        "boi_token_id": 255999,
-        "dtype": "bfloat16",
-        "eoa_token_id": 258883,
-        "eoa_token_index": 258883,
-        "eoi_token_id": 258882,
-        "eos_token_id": [1, 106],
-        "image_token_id": 258880,
-        "initializer_range": 0.02,
-        "model_type": "gemma4",
-        "text_config": TEXT | PUBLISHED[name] | changes,
-        "tie_word_embeddings": True,
-        "transformers_version": "5.5.0.dev0",
-        "video_token_id": 258884,
-        "vision_config": {"model_type": "gemma4_vision", "hidden_size": 1152},
-        "vision_soft_tokens_per_image": 280,
-    }
-
-
-def read(tmp_path: Path, raw: dict[str, Any]) -> ModelSpec:
-    (tmp_path / "config.json").write_text(json.dumps(raw))
-    return model_config.load(tmp_path)
+PUBLISHED = [name for name in NAMES if name.startswith("gemma-4")]
 
 
 def kv_heads(spec: ModelSpec) -> dict[int | None, tuple[int, int]]:
@@ -394,7 +282,7 @@ def kv_heads(spec: ModelSpec) -> dict[int | None, tuple[int, int]]:
 
 
 def test_the_published_configuration_of_31b(tmp_path: Path) -> None:
-    spec = read(tmp_path, with_pictures("31B"))
+    spec = read(tmp_path, "gemma-4-31b")
     assert kv_heads(spec) == {1024: (16, 256), None: (4, 512)}
     assert {(each.window, each.v_is_k) for each in spec.attentions} == {(1024, False), (None, True)}
     assert {(each.scale, each.v_norm, each.shares_kv) for each in spec.attentions} == {
@@ -419,7 +307,7 @@ def test_the_published_configuration_of_31b(tmp_path: Path) -> None:
 
 
 def test_the_published_configuration_of_26b(tmp_path: Path) -> None:
-    spec = read(tmp_path, with_pictures("26B-A4B"))
+    spec = read(tmp_path, "gemma-4-26b-a4b")
     assert kv_heads(spec) == {1024: (8, 256), None: (2, 512)}
     (feed,) = {layer.feed for layer in spec.layers}
     assert isinstance(feed, MlpAndExpertsSpec)
@@ -434,7 +322,7 @@ def test_the_published_configuration_of_26b(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("is_wide", [False, True])
 def test_the_published_configuration_of_e4b(tmp_path: Path, is_wide: bool) -> None:
-    spec = read(tmp_path, with_pictures("E4B", use_double_wide_mlp=is_wide))
+    spec = read(tmp_path, "gemma-4-e4b", use_double_wide_mlp=is_wide)
     assert kv_heads(spec) == {512: (2, 256), None: (2, 512)}
     assert spec.layer_inputs == LayerInputsSpec(256, 262_144)
     assert [each.shares_kv for each in spec.attentions] == [False] * 24 + [True] * 18
@@ -453,10 +341,10 @@ def test_the_published_configuration_of_e4b(tmp_path: Path, is_wide: bool) -> No
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_layers_with_a_window_have_pages_of_their_own(name: str, tmp_path: Path) -> None:
-    spec = read(tmp_path, with_pictures(name))
+    spec = read(tmp_path, name)
     plan = spec.kv_plan(16, 32_768, torch.bfloat16)
     assert plan is not None
-    window = PUBLISHED[name]["sliding_window"]
+    window = published(name)["text_config"]["sliding_window"]
     assert sorted(group.window or 0 for group in plan.groups) == [0, window]
     assert len(plan.places) == len(spec.stored)
 
@@ -465,12 +353,12 @@ def test_layers_with_a_window_have_pages_of_their_own(name: str, tmp_path: Path)
 def test_what_transformers_saves_of_a_published_configuration_is_the_same_model(
     name: str, tmp_path: Path
 ) -> None:
-    published = read(tmp_path, with_pictures(name))
-    Gemma4Config(**with_pictures(name)).save_pretrained(tmp_path / "saved")
+    expected = read(tmp_path, name)
+    Gemma4Config(**published(name)).save_pretrained(tmp_path / "saved")
     saved = json.loads((tmp_path / "saved" / "config.json").read_text())
     assert "per_layer_config" in saved["text_config"]
     found = model_config.load(tmp_path / "saved")
-    assert found == published
+    assert found == expected
 
 
 def test_what_a_configuration_leaves_out_is_as_in_transformers(tmp_path: Path) -> None:
@@ -486,63 +374,9 @@ def test_what_a_configuration_leaves_out_is_as_in_transformers(tmp_path: Path) -
     assert kv_heads(spec) == {512: (4, 256), None: (4, 512)}
 
 
-@pytest.mark.parametrize(
-    ("named", "changes"),
-    [
-        ("logit_bend: this key", {"logit_bend": 0.5}),
-        ("hidden_activation", {"hidden_activation": "gelu"}),
-        ("use_bidirectional_attention", {"use_bidirectional_attention": "all"}),
-        ("sliding_window", {"sliding_window": None}),
-        ("layer_types", {"layer_types": [FULL]}),
-        ("layer_types", {"layer_types": [FULL] * 41 + ["chunked_attention"]}),
-        ("layer_types: the last", {"layer_types": [FULL] * 41 + [SLIDING]}),
-        ("num_kv_shared_layers", {"num_kv_shared_layers": 42}),
-        ("num_kv_shared_layers", {"num_kv_shared_layers": 37}),
-        ("num_kv_shared_layers", {"num_kv_shared_layers": -1}),
-        ("per_layer_config.5.sliding_window", {"per_layer_config": {"5": {"sliding_window": 4}}}),
-        ("per_layer_config: '42' is no layer", {"per_layer_config": {"42": {}}}),
-        ("per_layer_config: .* is not an object", {"per_layer_config": []}),
-        ("per_layer_config: layers of type", {"per_layer_config": {"0": {"head_dim": 64}}}),
-        ("num_key_value_heads", {"per_layer_config": {"5": {"num_key_value_heads": 3}}}),
-        ("head_dim", {"global_head_dim": 511}),
-        ("rope_parameters: is not by", {"rope_parameters": ROPES[SLIDING]}),
-        ("rope_parameters.full_attention", {"rope_parameters": {SLIDING: ROPES[SLIDING]}}),
-        (
-            "rope_parameters.full_attention.factor",
-            {"rope_parameters": ROPES | {FULL: ROPES[FULL] | {"factor": 8.0}}},
-        ),
-        (
-            "rope_parameters.full_attention.partial_rotary_factor",
-            {"rope_parameters": ROPES | {FULL: ROPES[FULL] | {"partial_rotary_factor": 2}}},
-        ),
-        (
-            "rope_type 'axial'",
-            {"rope_parameters": ROPES | {SLIDING: ROPES[SLIDING] | {"rope_type": "axial"}}},
-        ),
-        ("num_experts is missing", {"enable_moe_block": True}),
-        (
-            "top_k_experts: 5 of 4",
-            {
-                "enable_moe_block": True,
-                "num_experts": 4,
-                "top_k_experts": 5,
-                "moe_intermediate_size": 8,
-            },
-        ),
-        ("vocab_size_per_layer_input", {"vocab_size_per_layer_input": 262_143}),
-        ("quantization: fp8, tensor is not", {"quantization_config": {"quant_method": "fp8"}}),
-    ],
-)
-def test_what_is_not_served_is_refused_by_name(
-    tmp_path: Path, named: str, changes: dict[str, Any]
-) -> None:
-    with pytest.raises(UnsupportedModel, match=named):
-        read(tmp_path, with_pictures("E4B", **changes))
-
-
 def test_a_table_of_layer_inputs_that_ranks_do_not_divide_is_refused_by_name(
     tmp_path: Path,
 ) -> None:
-    spec = read(tmp_path, with_pictures("E4B", vocab_size_per_layer_input=262_145))
+    spec = read(tmp_path, "gemma-4-e4b", vocab_size_per_layer_input=262_145)
     with pytest.raises(UnsupportedModel, match="vocab_size_per_layer_input: 262145 does not"):
         Sharding(spec, 0, 2)

@@ -10,8 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from tests.worker_svc.models.test_experts import QWEN3_MOE
-from tests.worker_svc.models.test_experts import load as load_config
+from tests.worker_svc.models.configs import read
 from tests.worker_svc.models.test_experts_served import CONFIG
 from tests.worker_svc.models.test_models import MAX_MODEL_LEN
 from tests.worker_svc.mxfp4_checkpoints import SETTINGS, meaning, random_codes, save_mxfp4
@@ -100,7 +99,7 @@ def test_a_rank_that_would_cut_a_block_is_refused_by_name(folders: tuple[Path, P
 def test_a_model_without_stacked_experts_is_refused(tmp_path: Path, are_dense: bool) -> None:
     layers = [*range(4)] if are_dense else []
     with pytest.raises(UnsupportedModel, match=r"^quantization: mxfp4 is not supported for Qwen3"):
-        load_config(tmp_path, QWEN3_MOE, quantization_config=SETTINGS, mlp_only_layers=layers)
+        read(tmp_path, "qwen3-30b-a3b", quantization_config=SETTINGS, mlp_only_layers=layers)
 
 
 def damaged(folders: tuple[Path, Path], to: Path, changes: dict[str, Tensor | None]) -> Path:

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel, SeedOssConfig, SeedOssForCausalLM
 
-from tests.worker_svc.models.test_config import LLAMA
+from tests.worker_svc.models.configs import LLAMA
 from tests.worker_svc.models.test_models import (
     MAX_MODEL_LEN,
     PROMPT_LEN,

@@ -1,6 +1,5 @@
 """SmolLM3: which layers rotate, what its config.json leaves out, and tokens like transformers'."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -9,37 +8,15 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, SmolLM3Config, SmolLM3ForCausalLM
 
-from tests.worker_svc.models.test_config import LLAMA, rotations
+from tests.worker_svc.models.configs import read
+from tests.worker_svc.models.test_config import rotations
 from tests.worker_svc.models.test_models import MAX_MODEL_LEN, NO_IDS, SHAPE, Steps, make_prompts
 from tests.worker_svc.random_models import save_random_model
-from worker_svc.models import config as model_config
 from worker_svc.models import load_model
 from worker_svc.models.rope import RotaryConfig
-from worker_svc.models.spec import ModelSpec, UnsupportedModel
+from worker_svc.models.spec import ModelSpec
 
 NUM_TOKENS = 12
-# As published, without the sizes; `tie_word_embeddings` is not in the file.
-PUBLISHED: dict[str, Any] = {
-    "architectures": ["SmolLM3ForCausalLM"],
-    "attention_bias": False,
-    "attention_dropout": 0.0,
-    "initializer_range": 0.02,
-    "max_window_layers": 28,
-    "mlp_bias": False,
-    "model_type": "smollm3",
-    "no_rope_layer_interval": 4,
-    "num_hidden_layers": 6,
-    "pretraining_tp": 2,
-    "sliding_window": None,
-    "use_cache": False,
-    "use_sliding_window": False,
-}
-
-
-def load(tmp_path: Path, **changes: Any) -> ModelSpec:
-    raw = {name: value for name, value in (LLAMA | PUBLISHED | changes).items() if value is not ...}
-    (tmp_path / "config.json").write_text(json.dumps(raw))
-    return model_config.load(tmp_path)
 
 
 def rotating(spec: ModelSpec) -> list[int]:
@@ -61,32 +38,15 @@ def rotating(spec: ModelSpec) -> list[int]:
 def test_the_layers_without_rotation_are_those_that_the_config_says(
     tmp_path: Path, changes: dict[str, Any], expected: list[int]
 ) -> None:
-    assert rotating(load(tmp_path, **changes)) == expected
+    assert rotating(read(tmp_path, "smollm3-3b", **changes)) == expected
 
 
 def test_what_a_config_leaves_out_is_as_in_transformers(tmp_path: Path) -> None:
-    spec = load(tmp_path, rope_theta=..., no_rope_layers=[1] * 6)
+    spec = read(tmp_path, "smollm3-3b", rope_theta=..., no_rope_layers=[1] * 6)
     theirs = SmolLM3Config()
     assert rotations(spec) == [RotaryConfig(theirs.rope_parameters["rope_theta"])] * 6
     assert spec.tie_word_embeddings == theirs.tie_word_embeddings
-    assert not load(tmp_path, tie_word_embeddings=False).tie_word_embeddings
-
-
-@pytest.mark.parametrize(
-    ("named", "changes"),
-    [
-        ("layer_types", {"layer_types": ["full_attention"] * 5 + ["sliding_attention"]}),
-        ("no_rope_layers", {"no_rope_layers": [1, 0]}),
-        ("no_rope_layers", {"no_rope_layers": [1, 2, 1, 1, 1, 1]}),
-        ("no_rope_layers", {"no_rope_layers": "all"}),
-        ("no_rope_layer_interval", {"no_rope_layer_interval": 0}),
-    ],
-)
-def test_what_is_not_served_is_refused_by_name(
-    tmp_path: Path, named: str, changes: dict[str, Any]
-) -> None:
-    with pytest.raises(UnsupportedModel, match=named):
-        load(tmp_path, **changes)
+    assert not read(tmp_path, "smollm3-3b", tie_word_embeddings=False).tie_word_embeddings
 
 
 @pytest.mark.parametrize(
@@ -98,11 +58,11 @@ def test_what_is_not_served_is_refused_by_name(
     ],
 )
 def test_a_window_that_no_layer_has_is_accepted(tmp_path: Path, changes: dict[str, Any]) -> None:
-    load(tmp_path, **changes).check_length(512)
+    read(tmp_path, "smollm3-3b", **changes).check_length(512)
 
 
 def test_layers_that_do_not_rotate_have_the_window(tmp_path: Path) -> None:
-    spec = load(tmp_path, use_sliding_window=True, sliding_window=128)
+    spec = read(tmp_path, "smollm3-3b", use_sliding_window=True, sliding_window=128)
     assert [layer.mixer.window for layer in spec.layers] == [None] * 3 + [128] + [None] * 2
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 import transformers.utils.quantization_config as theirs
 
-from tests.worker_svc.models.test_config import LLAMA
+from tests.worker_svc.models.configs import LLAMA
 from tests.worker_svc.models.test_models import MAX_MODEL_LEN
 from tests.worker_svc.quantization import writers
 from tests.worker_svc.quantization.conftest import logits_and_tokens
