@@ -9,6 +9,8 @@
 
     python -m simulator.simulate --recording records/ --speculative-config '{"method": "ngram"}'
 
+    python -m simulator.simulate --sessions codex --scale 16 --need-over-pool 2 4 8
+
 Options that are not listed here are those of the scheduler process (`python -m scheduler_svc
 --help`), with the same defaults.
 """
@@ -43,6 +45,7 @@ from simulator.capacity.speculation import add_draft_options, take_draft_options
 from simulator.capacity.step_times import fit, parse_step_time
 from simulator.capacity.virtual_server import VirtualServer
 from simulator.capacity.workload import Arrival, Range, Synthetic, rate_per_s, read_trace
+from simulator.sessions.command import add_session_options, run_sessions
 
 # Scheduler options that a virtual server applies: those of the core, the look-ahead, the target for
 # the time between tokens, and what is drafted. Not the destination of preempted KV: swapping takes
@@ -66,6 +69,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options, rest = parser.parse_known_args(arguments)
     try:
         service = _service_config(rest)
+        if options.sessions is not None:
+            return _simulate_sessions(options, service)
         workload = None if options.recording is None else read_recorded(options.recording)
         arrivals, objective = _arrivals(options, workload), _objective(options)
         core, step_time = _core_config(options, service, workload), _step_time(options, workload)
@@ -91,6 +96,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     say = _say_json if options.json else _say_table
     say(rate_per_s(arrivals), summary, objective, tried, took_s)
     return 0 if objective.is_empty or rate_search.highest(tried) else 1
+
+
+def _simulate_sessions(options: argparse.Namespace, service: ServiceConfig) -> int:
+    for name in _NOT_OF_SESSIONS:
+        if getattr(options, name) is not None:
+            raise ValueError(f"--{name.replace('_', '-')} has no effect with --sessions")
+    if service.speculative_config is not None or service.target_itl_ms is not None:
+        raise ValueError("--speculative-config and --target-itl-ms have no effect with --sessions")
+    return run_sessions(options, _core_config(options, service, None), service.lookahead)
 
 
 # --- options -------------------------------------------------------------------------------------
@@ -129,6 +143,7 @@ def _parser() -> argparse.ArgumentParser:
         default=0.0002,
         help="one-way latency between scheduler and worker (0.2 ms)",
     )
+    add_session_options(parser)
     add_draft_options(parser)
     add = parser.add_argument_group(
         "objective, to find the highest rate that meets it"
@@ -153,7 +168,17 @@ _SYNTHETIC = (
 )  # fmt: skip
 
 
+# Options that have no effect with --sessions: a spec says the lengths, and copies have no wire.
+_NOT_OF_SESSIONS = (
+    "trace", "recording", *(name for name in _SYNTHETIC if name != "seed"), "max_model_len",
+    "acceptance", "draft_step_time", "ttft_p99_s", "tpot_p99_s", "e2e_p99_s",
+)  # fmt: skip
+
+
 def _arrivals(options: argparse.Namespace, workload: RecordedWorkload | None) -> list[Arrival]:
+    for name in ("scale", "need_over_pool"):
+        if getattr(options, name) is not None:
+            raise ValueError(f"--{name.replace('_', '-')} has no effect without --sessions")
     given = [name for name in _SYNTHETIC if getattr(options, name) is not None]
     if options.acceptance is not None:  # whose seed it is, too
         given = [name for name in given if name != "seed"]

@@ -23,6 +23,7 @@ from scheduler_svc.core.estimate.step_time import StepTime
 from scheduler_svc.core.step.plan import NO_DRAFTS
 from scheduler_svc.speculation.answered_step import AnsweredStep
 from scheduler_svc.worker.pace import Pace
+from simulator.capacity.coming import Coming
 from simulator.capacity.outputs import Outputs
 from simulator.capacity.speculation import VirtualSpeculation
 from simulator.capacity.timed_worker import TimedWorker, VirtualStep
@@ -101,7 +102,8 @@ class VirtualServer:
             self._drafter = speculation.drafter(self._core, self._outputs)
             draft_step_time = speculation.draft_step_time
         self._worker = TimedWorker(config, step_time, self._outputs, draft_step_time)
-        self._coming: deque[_InFlight] = deque()
+        self._arrivals = Coming(())
+        self._in_flight: deque[_InFlight] = deque()
         self._outcomes: list[RequestOutcome] = []
         self._now_s = self._free_at_s = self._busy_s = self._row_s = self._peak_blocks = 0.0
         self._last_done_s = 0.0
@@ -109,36 +111,37 @@ class VirtualServer:
 
     def serve(self, arrivals: Sequence[Arrival]) -> ServedWorkload:
         """Runs until every request has ended. Raises BadTrace for a request that can never run."""
-        coming = deque(arrivals)
-        while coming or self._core.num_waiting or self._core.num_running:
-            self._now_s = self._next_event_s(coming)
+        self._arrivals = Coming(arrivals)
+        self._outcomes = [RequestOutcome(arrival) for arrival in arrivals]
+        for arrival in arrivals:
+            self._outputs.add(arrival)
+        while len(self._arrivals) or self._core.num_waiting or self._core.num_running:
+            self._now_s = self._next_event_s()
             self._tell_ends(self._core.expire(self._now_s))
-            while coming and coming[0].arrival_s <= self._now_s:
-                self._submit(coming.popleft())
-            has_come = bool(self._coming) and self._coming[0].done_s <= self._now_s
+            for number, arrival in self._arrivals.take(self._now_s):
+                self._submit(number, arrival)
+            has_come = bool(self._in_flight) and self._in_flight[0].done_s <= self._now_s
             if has_come:
                 self._take_result()
             # As in the scheduler's process, a request that arrives during a step waits for its end.
-            if has_come or not self._coming:
+            if has_come or not self._in_flight:
                 self._plan()
         return self._served()
 
     # --- events ----------------------------------------------------------------------------------
 
-    def _next_event_s(self, coming: Sequence[Arrival]) -> float:
-        times_s = [coming[0].arrival_s] if coming else []
-        if self._coming:
-            times_s.append(self._coming[0].done_s)
+    def _next_event_s(self) -> float:
+        times_s = [] if self._arrivals.next_s is None else [self._arrivals.next_s]
+        if self._in_flight:
+            times_s.append(self._in_flight[0].done_s)
         if self._core.next_deadline_s is not None:
             times_s.append(self._core.next_deadline_s)
         if not times_s:
             raise AssertionError(f"{self._core.num_waiting} requests wait for nothing")
         return max(min(times_s), self._now_s)
 
-    def _submit(self, arrival: Arrival) -> None:
-        handle = len(self._outcomes)
-        self._outcomes.append(RequestOutcome(arrival))
-        self._outputs.add(arrival)
+    def _submit(self, handle: int, arrival: Arrival) -> None:
+        self._outcomes[handle].arrival = arrival
         timeout_s, recorded = arrival.timeout_s, arrival.recorded
         request = Request(
             request_id=str(handle),
@@ -159,6 +162,7 @@ class VirtualServer:
         except Refused as refused:
             if refused.kind is not RefusalKind.OVERLOADED:
                 raise BadTrace(f"request {handle + 1}: {refused}") from refused
+            self._arrivals.ended(handle, self._now_s)
         self._max_waiting = max(self._max_waiting, self._core.num_waiting)
 
     def _plan(self) -> None:
@@ -168,7 +172,7 @@ class VirtualServer:
             begin_s = max(self._now_s + self._wire_s, self._free_at_s)
             self._free_at_s = begin_s + step.duration_s
             done_s = self._free_at_s + self._wire_s
-            self._coming.append(_InFlight(self._now_s, done_s, plan, step))
+            self._in_flight.append(_InFlight(self._now_s, done_s, plan, step))
             self._busy_s += step.duration_s
             self._row_s += step.duration_s * len(plan.slots)
             self._peak_blocks = max(self._peak_blocks, self._core.view.block_usage)
@@ -181,7 +185,7 @@ class VirtualServer:
         return self._core.schedule(self._pace.prompts.most_prompt_tokens, drafts)
 
     def _take_result(self) -> None:
-        done = self._coming.popleft()
+        done = self._in_flight.popleft()
         outputs = self._core.update(done.step.result)
         self._pace.stepped(done.plan, done.sent_s, self._now_s)
         if self._drafter is not None:
@@ -202,6 +206,7 @@ class VirtualServer:
             outcome = self._outcomes[finished.request.handle]
             outcome.reason = finished.reason
             outcome.num_cached_tokens = finished.num_cached_tokens
+            self._arrivals.ended(finished.request.handle, self._now_s)
 
     # --- the end ---------------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +21,30 @@ from numpy.typing import NDArray
 
 class BadTrace(ValueError):
     """Raised when a trace cannot be used; the message names the line and the field."""
+
+
+class KnownTokens(Protocol):
+    """The tokens of a request, where they are not made up, and what else is known of it."""
+
+    @property
+    def prompt(self) -> NDArray[np.int32]:
+        """The prompt's tokens."""
+
+    @property
+    def output(self) -> NDArray[np.int32]:
+        """The first tokens of the output, as far as they are known."""
+
+    @property
+    def cache_salt(self) -> str:
+        """The salt within which cached prefixes are shared."""
+
+    @property
+    def skip_prefix_cache(self) -> bool:
+        """True if the request neither reads nor fills the prefix cache."""
+
+    @property
+    def takes_drafts(self) -> bool:
+        """True if tokens may be drafted for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +70,8 @@ class Arrival:
     timeout_s: float | None = None
     prefix: str = ""
     prefix_tokens: int = 0
-    recorded: Recorded | None = field(default=None, compare=False, repr=False)
+    recorded: KnownTokens | None = field(default=None, compare=False, repr=False)
+    follows: tuple[int, ...] = ()  # places of requests in the workload that end before it comes
 
     def at(self, arrival_s: float) -> "Arrival":
         """The same request at another time."""
