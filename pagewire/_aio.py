@@ -1,26 +1,25 @@
-"""The asyncio client, with the methods of the blocking one."""
+"""The asyncio client: starts calls and awaits them.
 
-import asyncio
+`_client.py` is made of this file by tests/pagewire/test_sync_client.py.
+"""
+
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, Unpack, overload
+from functools import partial
+from typing import Any, Literal, Self, TypeVar, Unpack, overload
 
 import grpc.aio
 
 from pagewire._attempts import batch as batches
 from pagewire._attempts.batch import BatchResult
 from pagewire._attempts.plan import CallPlanner, StreamCallPlan, WholeCall
-from pagewire._channel import (
-    DEFAULT_RESUME_TIMEOUT_S,
-    ReadyWait,
-    open_aio_channel,
-)
+from pagewire._channel import DEFAULT_RESUME_TIMEOUT_S, ReadyWait
 from pagewire._chat import ChatOptions, Messages
 from pagewire._connection.environment import to_connection
+from pagewire._connection.services import AioServices
 from pagewire._errors import PagewireError, translated
 from pagewire._messages import answers, convert
-from pagewire._stream import AioCall, AsyncStream
+from pagewire._stream import AsyncStream, AsyncStreamCall
 from pagewire._terminal import Progress
 from pagewire._types import (
     TLS,
@@ -34,23 +33,26 @@ from pagewire._types import (
     SamplingParams,
 )
 from pagewire.v1 import inference_pb2 as pb
-from pagewire.v1.embedding_pb2_grpc import EmbeddingServiceStub
-from pagewire.v1.inference_pb2_grpc import InferenceServiceStub
-
-if TYPE_CHECKING:  # names that only the typing stubs define
-    from pagewire.v1.embedding_pb2_grpc import EmbeddingServiceAsyncStub
-    from pagewire.v1.inference_pb2_grpc import InferenceServiceAsyncStub
 
 _Request = TypeVar("_Request")
 _Response = TypeVar("_Response")
 
 
 class AsyncClient:
-    """A connection to a pagewire server, for one event loop. Methods are those of Client, awaited.
+    """A connection to a pagewire server, for one event loop.
 
     >>> async with pagewire.AsyncClient() as client:  # doctest: +SKIP
-    ...     async for delta in client.stream_chat("Tell me a joke."):
-    ...         print(delta.text, end="", flush=True)
+    ...     answer = await client.chat("What is the capital of France?")
+    ...     print(answer.text)
+    The capital of France is Paris.
+
+    Sampling parameters are keywords, or one SamplingParams. `timeout_s` is the time limit of each
+    call in seconds, unless the call has its own. A stream that breaks because the connection or the
+    gateway is lost is resumed after its last token if that succeeds within `resume_timeout_s`
+    seconds; 0 never resumes. What never ran, or runs once by its key, is sent again up to
+    `max_retries` times. `metadata` travels with every call. Settings that are not given come from
+    the environment: PAGEWIRE_TARGET, PAGEWIRE_API_KEY, PAGEWIRE_CA_CERT, PAGEWIRE_TIMEOUT_S and
+    PAGEWIRE_MAX_RETRIES.
     """
 
     def __init__(
@@ -76,21 +78,7 @@ class AsyncClient:
             metadata,
         )
         self._planner = CallPlanner(self._connection)
-        self._opened: grpc.aio.Channel | None = None
-
-    @cached_property
-    def _channel(self) -> grpc.aio.Channel:
-        # An asyncio channel belongs to the loop that opens it, hence not in __init__.
-        self._opened = open_aio_channel(self._connection)
-        return self._opened
-
-    @cached_property
-    def _stub(self) -> "InferenceServiceAsyncStub":
-        return InferenceServiceStub(self._channel)
-
-    @cached_property
-    def _embedding_stub(self) -> "EmbeddingServiceAsyncStub":
-        return EmbeddingServiceStub(self._channel)
+        self._services = AioServices(self._connection)
 
     async def generate(
         self,
@@ -98,11 +86,13 @@ class AsyncClient:
         params: SamplingParams | None = None,
         **options: Unpack[CallOptions],
     ) -> Completion:
-        """Returns the completion of a text or token ids. Raises PagewireError."""
+        """Returns the completion of a text or token ids. Raises PagewireError.
+
+        >>> answer = await client.generate("Once upon a time", max_tokens=16)  # doctest: +SKIP
+        """
         request = convert.to_generate(prompt, params, options)
-        return await self._answer(
-            self._stub.Generate, self._planner.whole(request, params, options)
-        )
+        call = self._planner.whole(request, params, options)
+        return await batches.aio_answer(self._services.inference.Generate, call)
 
     def stream(
         self,
@@ -112,7 +102,8 @@ class AsyncClient:
     ) -> AsyncStream:
         """Returns a stream of the completion of a text or token ids; it raises PagewireError."""
         request = convert.to_stream(prompt, params, options)
-        return self._open(self._stub.GenerateStream, self._planner.stream(request, params, options))
+        plan = self._planner.stream(request, params, options)
+        return self._open(self._services.inference.GenerateStream, plan)
 
     async def chat(
         self,
@@ -123,11 +114,16 @@ class AsyncClient:
         """Returns the answer to a conversation. Raises PagewireError.
 
         The conversation is a string (one turn of the user), or turns as Message or {"role",
-        "content"}.
+        "content"}. With `tools` the answer may contain calls of them: append its `message` to the
+        conversation, then each result as a turn of role tool with the call's `tool_call_id`.
+
+        >>> answer = await client.chat("What is the capital of France?")  # doctest: +SKIP
+        >>> answer.text  # doctest: +SKIP
+        'The capital of France is Paris.'
         """
         request = convert.to_chat(messages, params, options)
         call = self._planner.whole(request, params, options)
-        return await self._answer(self._stub.Chat, call)
+        return await batches.aio_answer(self._services.inference.Chat, call)
 
     def stream_chat(
         self,
@@ -135,9 +131,14 @@ class AsyncClient:
         params: SamplingParams | None = None,
         **options: Unpack[ChatCallOptions],
     ) -> AsyncStream:
-        """Returns a stream of the answer to a conversation. Reading it raises PagewireError."""
+        """Returns a stream of the answer to a conversation. Reading it raises PagewireError.
+
+        >>> async for delta in client.stream_chat("Tell me a joke."):  # doctest: +SKIP
+        ...     print(delta.text, end="", flush=True)
+        """
         request = convert.to_stream_chat(messages, params, options)
-        return self._open(self._stub.ChatStream, self._planner.stream(request, params, options))
+        plan = self._planner.stream(request, params, options)
+        return self._open(self._services.inference.ChatStream, plan)
 
     @overload
     async def batch(
@@ -178,10 +179,13 @@ class AsyncClient:
         The first failure cancels the rest and is raised; with `return_errors` it takes the place of
         its completion, and the rest goes on. On a terminal, stderr shows a progress bar; `progress`
         forces it on or off.
+
+        >>> answers = await client.batch(["2 + 2 =", "3 + 3 ="])  # doctest: +SKIP
         """
         requests = convert.to_batch(prompts, params, options)
         calls = [partial(self._planner.whole, request, params, options) for request in requests]
-        return await self._run(self._stub.Generate, calls, max_concurrency, progress, return_errors)
+        method = self._services.inference.Generate
+        return await self._run(method, calls, max_concurrency, progress, return_errors)
 
     @overload
     async def batch_chat(
@@ -220,7 +224,8 @@ class AsyncClient:
         """Returns the answers to many conversations, in their order; otherwise like batch."""
         requests = convert.to_batch_chat(conversations, params, options)
         calls = [partial(self._planner.whole, request, params, options) for request in requests]
-        return await self._run(self._stub.Chat, calls, max_concurrency, progress, return_errors)
+        method = self._services.inference.Chat
+        return await self._run(method, calls, max_concurrency, progress, return_errors)
 
     async def tokenize(
         self,
@@ -236,7 +241,7 @@ class AsyncClient:
         Raises PagewireError.
         """
         request = convert.to_tokenize(text, model, add_special_tokens, options)
-        response = await self._call(self._stub.Tokenize, request, timeout_s)
+        response = await self._call(self._services.inference.Tokenize, request, timeout_s)
         return tuple(response.token_ids)
 
     async def embed(
@@ -253,9 +258,11 @@ class AsyncClient:
 
         `pooling` selects the last token's hidden state or the mean over all tokens; `normalize`
         scales each vector to length 1. Raises PagewireError.
+
+        >>> embeddings = await client.embed(["a cat", "a dog"])  # doctest: +SKIP
         """
         request = convert.to_embed(inputs, pooling, normalize, model, request_id)
-        response = await self._call(self._embedding_stub.Embed, request, timeout_s)
+        response = await self._call(self._services.embedding.Embed, request, timeout_s)
         return answers.to_embeddings(response)
 
     async def detokenize(
@@ -268,12 +275,13 @@ class AsyncClient:
     ) -> str:
         """Returns the text of token ids. Raises PagewireError."""
         request = convert.to_detokenize(token_ids, model, skip_special_tokens)
-        response = await self._call(self._stub.Detokenize, request, timeout_s)
+        response = await self._call(self._services.inference.Detokenize, request, timeout_s)
         return response.text
 
     async def models(self, *, timeout_s: float | None = None) -> tuple[Model, ...]:
         """Returns the served models; empty until a worker is ready. Raises PagewireError."""
-        response = await self._call(self._stub.ListModels, pb.ListModelsRequest(), timeout_s)
+        request = pb.ListModelsRequest()
+        response = await self._call(self._services.inference.ListModels, request, timeout_s)
         return answers.to_models(response)
 
     async def wait_until_ready(self, timeout_s: float = 60.0) -> tuple[Model, ...]:
@@ -290,12 +298,11 @@ class AsyncClient:
                 wait.sit_out(error)
             if wait.models:
                 return wait.models
-            await asyncio.sleep(wait.POLL_S)
+            await wait.aio_pause()
 
     async def close(self) -> None:
         """Cancels every call and closes the connection."""
-        if self._opened is not None:
-            await self._opened.close()
+        await self._services.close()
 
     async def _call(
         self,
@@ -308,18 +315,6 @@ class AsyncClient:
         self._planner.note_answer()
         return response
 
-    async def _answer(
-        self,
-        method: "grpc.aio.UnaryUnaryMultiCallable[Any, Any]",
-        call: WholeCall[Any],
-    ) -> Completion:
-        while True:
-            try:
-                return call.completion(await method(call.request, **call.terms))
-            except grpc.RpcError as error:
-                pause_s = call.pause_s(error)
-            await asyncio.sleep(pause_s)
-
     async def _run(
         self,
         method: "grpc.aio.UnaryUnaryMultiCallable[Any, Any]",
@@ -328,18 +323,17 @@ class AsyncClient:
         progress: bool | None,
         keeps_errors: bool,
     ) -> list[BatchResult]:
-        async def answer(begin: "Callable[[], WholeCall[Any]]") -> Completion:
-            return await self._answer(method, begin())
-
         with Progress(len(calls), "batch", sys.stderr, enabled=progress) as bar:
-            return await batches.run_aio(answer, calls, max_concurrency, bar.advance, keeps_errors)
+            return await batches.aio_run(method, calls, max_concurrency, bar.advance, keeps_errors)
 
     def _open(
         self,
         method: "grpc.aio.UnaryStreamMultiCallable[Any, Any]",
         plan: StreamCallPlan[Any],
     ) -> AsyncStream:
-        def reopen(outputs: Sequence[pb.ResumedOutput], attempt: int, num_deaths: int) -> AioCall:
+        def reopen(
+            outputs: Sequence[pb.ResumedOutput], attempt: int, num_deaths: int
+        ) -> AsyncStreamCall:
             return method(plan.request(outputs, attempt, num_deaths), **plan.terms)
 
         return AsyncStream(reopen, plan)

@@ -1,5 +1,6 @@
 """Connection settings: address, encryption, key, deadline, keepalive, retries. Opens channels."""
 
+import asyncio
 import ipaddress
 import json
 import math
@@ -214,3 +215,11 @@ class ReadyWait:
         """Keeps as the reason for waiting that the server lists no models yet."""
         self.models = models
         self._reason = "it lists no model yet"
+
+    def pause(self) -> None:
+        """Waits until the next attempt."""
+        time.sleep(self.POLL_S)
+
+    async def aio_pause(self) -> None:
+        """Waits until the next attempt."""
+        await asyncio.sleep(self.POLL_S)

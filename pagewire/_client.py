@@ -1,7 +1,9 @@
-"""The blocking client: starts calls and waits for them."""
+"""The blocking client: starts calls and waits for them.
+
+It is made of `_aio.py` by tests/pagewire/test_sync_client.py.
+"""
 
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal, Self, TypeVar, Unpack, overload
@@ -11,13 +13,10 @@ import grpc
 from pagewire._attempts import batch as batches
 from pagewire._attempts.batch import BatchResult
 from pagewire._attempts.plan import CallPlanner, StreamCallPlan, WholeCall
-from pagewire._channel import (
-    DEFAULT_RESUME_TIMEOUT_S,
-    ReadyWait,
-    open_channel,
-)
+from pagewire._channel import DEFAULT_RESUME_TIMEOUT_S, ReadyWait
 from pagewire._chat import ChatOptions, Messages
 from pagewire._connection.environment import to_connection
+from pagewire._connection.services import Services
 from pagewire._errors import PagewireError, translated
 from pagewire._messages import answers, convert
 from pagewire._stream import Stream, StreamCall
@@ -34,8 +33,6 @@ from pagewire._types import (
     SamplingParams,
 )
 from pagewire.v1 import inference_pb2 as pb
-from pagewire.v1.embedding_pb2_grpc import EmbeddingServiceStub
-from pagewire.v1.inference_pb2_grpc import InferenceServiceStub
 
 _Request = TypeVar("_Request")
 _Response = TypeVar("_Response")
@@ -44,9 +41,9 @@ _Response = TypeVar("_Response")
 class Client:
     """A connection to a pagewire server; may be shared between threads.
 
-    >>> import pagewire
-    >>> client = pagewire.Client()  # doctest: +SKIP
-    >>> print(client.chat("What is the capital of France?").text)  # doctest: +SKIP
+    >>> with pagewire.Client() as client:  # doctest: +SKIP
+    ...     answer = client.chat("What is the capital of France?")
+    ...     print(answer.text)
     The capital of France is Paris.
 
     Sampling parameters are keywords, or one SamplingParams. `timeout_s` is the time limit of each
@@ -81,9 +78,7 @@ class Client:
             metadata,
         )
         self._planner = CallPlanner(self._connection)
-        self._channel = open_channel(self._connection)
-        self._stub = InferenceServiceStub(self._channel)
-        self._embedding_stub = EmbeddingServiceStub(self._channel)
+        self._services = Services(self._connection)
 
     def generate(
         self,
@@ -93,11 +88,11 @@ class Client:
     ) -> Completion:
         """Returns the completion of a text or token ids. Raises PagewireError.
 
-        >>> client.generate("Once upon a time", max_tokens=16, temperature=0)  # doctest: +SKIP
+        >>> answer = client.generate("Once upon a time", max_tokens=16)  # doctest: +SKIP
         """
         request = convert.to_generate(prompt, params, options)
         call = self._planner.whole(request, params, options)
-        return self._answer(self._stub.Generate, call)
+        return batches.answer(self._services.inference.Generate, call)
 
     def stream(
         self,
@@ -107,7 +102,8 @@ class Client:
     ) -> Stream:
         """Returns a stream of the completion of a text or token ids; it raises PagewireError."""
         request = convert.to_stream(prompt, params, options)
-        return self._open(self._stub.GenerateStream, self._planner.stream(request, params, options))
+        plan = self._planner.stream(request, params, options)
+        return self._open(self._services.inference.GenerateStream, plan)
 
     def chat(
         self,
@@ -121,12 +117,13 @@ class Client:
         "content"}. With `tools` the answer may contain calls of them: append its `message` to the
         conversation, then each result as a turn of role tool with the call's `tool_call_id`.
 
-        >>> client.chat("What is the capital of France?").text  # doctest: +SKIP
+        >>> answer = client.chat("What is the capital of France?")  # doctest: +SKIP
+        >>> answer.text  # doctest: +SKIP
         'The capital of France is Paris.'
         """
         request = convert.to_chat(messages, params, options)
         call = self._planner.whole(request, params, options)
-        return self._answer(self._stub.Chat, call)
+        return batches.answer(self._services.inference.Chat, call)
 
     def stream_chat(
         self,
@@ -140,7 +137,8 @@ class Client:
         ...     print(delta.text, end="", flush=True)
         """
         request = convert.to_stream_chat(messages, params, options)
-        return self._open(self._stub.ChatStream, self._planner.stream(request, params, options))
+        plan = self._planner.stream(request, params, options)
+        return self._open(self._services.inference.ChatStream, plan)
 
     @overload
     def batch(
@@ -182,11 +180,12 @@ class Client:
         its completion, and the rest goes on. On a terminal, stderr shows a progress bar; `progress`
         forces it on or off.
 
-        >>> client.batch(["2 + 2 =", "3 + 3 ="], max_tokens=4)  # doctest: +SKIP
+        >>> answers = client.batch(["2 + 2 =", "3 + 3 ="])  # doctest: +SKIP
         """
         requests = convert.to_batch(prompts, params, options)
         calls = [partial(self._planner.whole, request, params, options) for request in requests]
-        return self._run(self._stub.Generate, calls, max_concurrency, progress, return_errors)
+        method = self._services.inference.Generate
+        return self._run(method, calls, max_concurrency, progress, return_errors)
 
     @overload
     def batch_chat(
@@ -225,7 +224,8 @@ class Client:
         """Returns the answers to many conversations, in their order; otherwise like batch."""
         requests = convert.to_batch_chat(conversations, params, options)
         calls = [partial(self._planner.whole, request, params, options) for request in requests]
-        return self._run(self._stub.Chat, calls, max_concurrency, progress, return_errors)
+        method = self._services.inference.Chat
+        return self._run(method, calls, max_concurrency, progress, return_errors)
 
     def tokenize(
         self,
@@ -241,7 +241,7 @@ class Client:
         Raises PagewireError.
         """
         request = convert.to_tokenize(text, model, add_special_tokens, options)
-        response = self._call(self._stub.Tokenize, request, timeout_s)
+        response = self._call(self._services.inference.Tokenize, request, timeout_s)
         return tuple(response.token_ids)
 
     def embed(
@@ -259,10 +259,10 @@ class Client:
         `pooling` selects the last token's hidden state or the mean over all tokens; `normalize`
         scales each vector to length 1. Raises PagewireError.
 
-        >>> client.embed(["a cat", "a dog"]).vectors  # doctest: +SKIP
+        >>> embeddings = client.embed(["a cat", "a dog"])  # doctest: +SKIP
         """
         request = convert.to_embed(inputs, pooling, normalize, model, request_id)
-        response = self._call(self._embedding_stub.Embed, request, timeout_s)
+        response = self._call(self._services.embedding.Embed, request, timeout_s)
         return answers.to_embeddings(response)
 
     def detokenize(
@@ -275,12 +275,13 @@ class Client:
     ) -> str:
         """Returns the text of token ids. Raises PagewireError."""
         request = convert.to_detokenize(token_ids, model, skip_special_tokens)
-        response = self._call(self._stub.Detokenize, request, timeout_s)
+        response = self._call(self._services.inference.Detokenize, request, timeout_s)
         return response.text
 
     def models(self, *, timeout_s: float | None = None) -> tuple[Model, ...]:
         """Returns the served models; empty until a worker is ready. Raises PagewireError."""
-        response = self._call(self._stub.ListModels, pb.ListModelsRequest(), timeout_s)
+        request = pb.ListModelsRequest()
+        response = self._call(self._services.inference.ListModels, request, timeout_s)
         return answers.to_models(response)
 
     def wait_until_ready(self, timeout_s: float = 60.0) -> tuple[Model, ...]:
@@ -297,11 +298,11 @@ class Client:
                 wait.sit_out(error)
             if wait.models:
                 return wait.models
-            time.sleep(wait.POLL_S)
+            wait.pause()
 
     def close(self) -> None:
         """Cancels every call and closes the connection."""
-        self._channel.close()
+        self._services.close()
 
     def _call(
         self,
@@ -314,18 +315,6 @@ class Client:
         self._planner.note_answer()
         return response
 
-    def _answer(
-        self,
-        method: "grpc.UnaryUnaryMultiCallable[Any, Any]",
-        call: WholeCall[Any],
-    ) -> Completion:
-        while True:
-            try:
-                return call.completion(method(call.request, **call.terms))
-            except grpc.RpcError as error:
-                pause_s = call.pause_s(error)
-            time.sleep(pause_s)
-
     def _run(
         self,
         method: "grpc.UnaryUnaryMultiCallable[Any, Any]",
@@ -334,13 +323,8 @@ class Client:
         progress: bool | None,
         keeps_errors: bool,
     ) -> list[BatchResult]:
-        def send(call: WholeCall[Any]) -> Any:
-            return method.future(call.request, **call.terms)
-
         with Progress(len(calls), "batch", sys.stderr, enabled=progress) as bar:
-            return batches.run(
-                lambda begin: begin(), send, calls, max_concurrency, bar.advance, keeps_errors
-            )
+            return batches.run(method, calls, max_concurrency, bar.advance, keeps_errors)
 
     def _open(
         self,

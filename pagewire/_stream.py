@@ -94,7 +94,7 @@ class StreamCall(Protocol):
     def cancel(self) -> bool: ...
 
 
-class AioCall(Protocol):
+class AsyncStreamCall(Protocol):
     """The part of an asyncio gRPC stream that is used."""
 
     def __aiter__(self) -> AsyncIterator[_Response]: ...
@@ -149,7 +149,7 @@ class Stream(_Output, Iterator[Delta]):
 class AsyncStream(_Output, AsyncIterator[Delta]):
     """Asynchronous iterator over the pieces of an output; otherwise like Stream."""
 
-    def __init__(self, reopen: Reopen[AioCall], plan: StreamCallPlan[Any]) -> None:
+    def __init__(self, reopen: Reopen[AsyncStreamCall], plan: StreamCallPlan[Any]) -> None:
         call = reopen((), 0, 0)
         self._reopen = reopen
         super().__init__(call.cancel, plan)

@@ -1,6 +1,7 @@
-"""Many calls with bounded concurrency: results in order.
+"""Calls that are sent until they are answered: one, or many with bounded concurrency.
 
-A failure cancels the rest and is raised, or it is kept in the place of its result.
+Results are in order. A failure cancels the rest and is raised, or it is kept in the place of its
+result.
 """
 
 import asyncio
@@ -8,19 +9,21 @@ import heapq
 import queue
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import grpc
+import grpc.aio
 
+from pagewire._attempts.plan import WholeCall
 from pagewire._errors import PagewireError
 from pagewire._types import Completion
 
 DEFAULT_MAX_CONCURRENCY = 32
 
 BatchResult = Completion | PagewireError
-_Item = TypeVar("_Item")
+Begin = Callable[[], WholeCall[Any]]  # plans a call when its turn comes
 
 
 class _CallFuture(Protocol):
@@ -31,16 +34,31 @@ class _CallFuture(Protocol):
     def result(self) -> Any: ...
 
 
-class _BatchCall(Protocol):
-    """The part of a call that a batch uses."""
+def answer(method: "grpc.UnaryUnaryMultiCallable[Any, Any]", call: WholeCall[Any]) -> Completion:
+    """The answer to a call, over all its attempts. Raises PagewireError."""
+    while True:
+        try:
+            return call.completion(method(call.request, **call.terms))
+        except grpc.RpcError as error:
+            pause_s = call.pause_s(error)
+        time.sleep(pause_s)
 
-    def pause_s(self, error: grpc.RpcError) -> float: ...
-    def completion(self, response: Any) -> Completion: ...
+
+async def aio_answer(
+    method: "grpc.aio.UnaryUnaryMultiCallable[Any, Any]", call: WholeCall[Any]
+) -> Completion:
+    """As `answer`, for asyncio."""
+    while True:
+        try:
+            return call.completion(await method(call.request, **call.terms))
+        except grpc.RpcError as error:
+            pause_s = call.pause_s(error)
+        await asyncio.sleep(pause_s)
 
 
 @dataclass(slots=True)
 class _InFlight:
-    call: _BatchCall
+    call: WholeCall[Any]
     future: _CallFuture
 
 
@@ -48,11 +66,11 @@ class _InFlight:
 class _Run:
     """A batch of a blocking client while it runs."""
 
-    begin: Callable[[int], _BatchCall]
-    send: Callable[[Any], _CallFuture]
+    method: "grpc.UnaryUnaryMultiCallable[Any, Any]"
+    begin: Sequence[Begin]
     live: dict[int, _InFlight] = field(default_factory=dict)
     paused: list[tuple[float, int]] = field(default_factory=list)  # (time of the retry, index)
-    calls: dict[int, _BatchCall] = field(default_factory=dict)
+    calls: dict[int, WholeCall[Any]] = field(default_factory=dict)
     finished: "queue.SimpleQueue[int]" = field(default_factory=queue.SimpleQueue)
 
     @property
@@ -62,9 +80,10 @@ class _Run:
     def launch(self, index: int) -> None:
         """Sends a call for the first time, or again."""
         if index not in self.calls:
-            self.calls[index] = self.begin(index)
+            self.calls[index] = self.begin[index]()
         call = self.calls[index]
-        self.live[index] = _InFlight(call, self.send(call))
+        future: _CallFuture = self.method.future(call.request, **call.terms)
+        self.live[index] = _InFlight(call, future)
         self.live[index].future.add_done_callback(lambda _: self.finished.put(index))
 
     def next_result(self) -> tuple[int, BatchResult] | None:
@@ -95,18 +114,17 @@ class _Run:
 
 
 def run(
-    begin: Callable[[_Item], _BatchCall],
-    send: Callable[[Any], _CallFuture],
-    items: Sequence[_Item],
+    method: "grpc.UnaryUnaryMultiCallable[Any, Any]",
+    calls: Sequence[Begin],
     max_concurrency: int,
     advance: Callable[[], None],
     keeps_errors: bool,
 ) -> list[BatchResult]:
-    """The results, in the order of the items. Leaving early cancels the calls in flight."""
+    """The results, in the order of the calls. Leaving early cancels the calls in flight."""
     check_concurrency(max_concurrency)
     results: dict[int, BatchResult] = {}
-    running = _Run(lambda index: begin(items[index]), send)
-    unstarted = deque(range(len(items)))
+    running = _Run(method, calls)
+    unstarted = deque(range(len(calls)))
     try:
         while unstarted or running.num_open:
             while unstarted and running.num_open < max_concurrency:
@@ -121,39 +139,39 @@ def run(
     finally:
         for flight in running.live.values():
             flight.future.cancel()
-    return [results[index] for index in range(len(items))]
+    return [results[index] for index in range(len(calls))]
 
 
-async def run_aio(
-    call: Callable[[_Item], Awaitable[Completion]],
-    items: Sequence[_Item],
+async def aio_run(
+    method: "grpc.aio.UnaryUnaryMultiCallable[Any, Any]",
+    calls: Sequence[Begin],
     max_concurrency: int,
     advance: Callable[[], None],
     keeps_errors: bool,
 ) -> list[BatchResult]:
-    """As `run`, for asyncio; `call` does its own retries."""
+    """As `run`, for asyncio."""
     check_concurrency(max_concurrency)
     results: dict[int, BatchResult] = {}
-    unstarted = iter(enumerate(items))
+    unstarted = iter(enumerate(calls))
 
     async def work() -> None:
-        for index, item in unstarted:
+        for index, begin in unstarted:
             try:
-                results[index] = await call(item)
+                results[index] = await aio_answer(method, begin())
             except PagewireError as failure:
                 if not keeps_errors:
                     raise
                 results[index] = failure
             advance()
 
-    workers = [asyncio.create_task(work()) for _ in range(min(max_concurrency, len(items)))]
+    workers = [asyncio.create_task(work()) for _ in range(min(max_concurrency, len(calls)))]
     try:
         await asyncio.gather(*workers)
     finally:
         for worker in workers:
             worker.cancel()
         await asyncio.gather(*workers, return_exceptions=True)
-    return [results[index] for index in range(len(items))]
+    return [results[index] for index in range(len(calls))]
 
 
 def check_concurrency(max_concurrency: int) -> None:

@@ -36,17 +36,6 @@ def test_every_sampling_field_is_a_keyword_of_every_call():
     assert CallOptions.__annotations__.keys() == {f.name for f in fields(SamplingParams)} | own
 
 
-def test_both_clients_have_the_same_methods_with_the_same_parameters():
-    def surface(client: type) -> dict[str, list[str]]:
-        return {
-            name: list(inspect.signature(method).parameters)
-            for name, method in inspect.getmembers(client, inspect.isfunction)
-            if not name.startswith("_")
-        }
-
-    assert surface(pagewire.Client) == surface(pagewire.AsyncClient)
-
-
 def test_the_package_says_that_it_is_typed():
     assert (ROOT / "pagewire" / "py.typed").is_file()
 
