@@ -111,8 +111,8 @@ async def stage(
 
 @pytest.mark.parametrize("kind", CLIENTS, ids=lambda kind: kind.name)
 async def test_a_session_runs_to_its_end(kind: type[Client], stage: Stage) -> None:
-    if not ALL_SESSIONS and (CLIENTS.index(kind) + FAMILIES.index(stage.family)) % 2:
-        pytest.skip("each client meets two families: PAGEWIRE_ALL_SESSIONS=1")
+    if not ALL_SESSIONS and (CLIENTS.index(kind) - FAMILIES.index(stage.family)) % len(FAMILIES):
+        pytest.skip("each client meets one family: PAGEWIRE_ALL_SESSIONS=1")
     client = kind()
     client.ask("Please look at the code.")
     for step in story():

@@ -5,6 +5,7 @@ checked by another implementation of JSON Schema.
 """
 
 import json
+import os
 import random
 from typing import Any
 
@@ -20,7 +21,7 @@ from wire.grammar import Vocabulary, new_matcher, read_vocabulary
 
 VOCAB_SIZE, EOS = 49152, 2
 MAX_TOKENS = 600
-NUM_RANDOM = 200
+NUM_RANDOM = 200 if os.environ.get("PAGEWIRE_ALL_SCHEMAS") else 100
 
 # Unbounded and corner cases that the random schemas exclude, since a walk must end.
 CORNERS: list[Any] = [

@@ -244,8 +244,8 @@ def test_random_steps_give_the_tokens_of_the_eager_runner(
     runners: tuple[ModelRunner, ModelRunner],
 ) -> None:
     planner = Planner(runners[0].limits)
-    assert play(runners, planner, 14) > 20
-    assert planner.num_reused > 15
+    assert play(runners, planner, 9) > 14
+    assert planner.num_reused > 8
 
 
 @families("gemma3 by transformers", "gemma3 by native")

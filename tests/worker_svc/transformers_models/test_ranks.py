@@ -133,7 +133,8 @@ def test_every_rank_gives_the_tokens_of_transformers_eight_at_a_time(
     def tokens(group: Group = ALONE) -> list[list[int]]:
         return greedy(folder, prompts, group, model_impl=implementation)
 
-    assert tokens() == wanted
+    if implementation == "native":  # test_served.py has the others
+        assert tokens() == wanted
     assert on_ranks(size, tokens) == [wanted] * size
 
 

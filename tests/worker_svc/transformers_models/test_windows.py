@@ -41,13 +41,12 @@ GROUPS = {
     "gemma2": BOTH,
     "gemma3": BOTH,
     "gpt_oss": BOTH,
-    "olmo3": BOTH,
     "gemma4": (KvGroup(4), KvGroup(8, window=WINDOW)),  # one layer each, and heads twice as large
     "mistral": (KvGroup(4, window=WINDOW),),
     "llama4": (KvGroup(4, window=WINDOW),),  # a chunk reaches no farther back than a window
 }
 BY_OURS = ("gemma2", "gemma4")  # in tests of layers of ours alone
-NUM_REQUESTS = 30  # at random
+NUM_REQUESTS = 20  # at random
 EDGES = range(WINDOW - 2, WINDOW + 3)
 
 
@@ -155,6 +154,7 @@ async def test_a_cached_prefix_of_every_length_is_gone_on_from(windowed: Windowe
     check_invariants(engine.groups[0].core)
 
 
+@pytest.mark.parametrize("windowed", ["gemma3", "mistral"], indirect=True)
 @pytest.mark.parametrize("caches", [True, False])
 async def test_what_was_swapped_out_goes_on_with_the_same_tokens(
     windowed: Windowed, caches: bool
@@ -202,7 +202,7 @@ async def test_random_requests_get_their_tokens_and_leave_no_page(windowed: Wind
         shared, own = int(random.integers(0, 33)), int(random.integers(1, 12))
         prompt = base[:shared] + random.integers(3, VOCAB_SIZE, own).tolist()
         wanted[number] = prompt, int(random.integers(1, CONTEXT - len(prompt) - 1))
-    cancelled = set(random.choice(NUM_REQUESTS, 6, replace=False).tolist())
+    cancelled = set(random.choice(NUM_REQUESTS, 4, replace=False).tolist())
 
     async def one(stub: Any, number: int) -> list[int]:
         prompt, num_tokens = wanted[number]
@@ -234,7 +234,7 @@ async def test_random_requests_get_their_tokens_and_leave_no_page(windowed: Wind
             clear = windowed.clear_winners(prompt, num_tokens)
             assert tokens[: len(clear)] == clear
             num_compared += len(clear)
-    assert num_compared > 300
+    assert num_compared > 200
     assert engine.groups[0].num_recoveries == 0
 
 
