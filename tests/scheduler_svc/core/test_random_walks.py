@@ -1,4 +1,7 @@
-"""Random walks through the scheduler, with a full check after every step."""
+"""Random walks through the scheduler, with a full check after every step.
+
+They are short; `soak.py` walks by the million, with more kinds of events.
+"""
 
 import random
 from dataclasses import replace
@@ -104,7 +107,7 @@ def walk(simulation: Simulation, rng: random.Random, num_actions: int, max_depth
 
 
 @pytest.mark.parametrize("max_depth", [0, 1, 3])
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(16))
 def test_the_books_agree_after_every_action(seed: int, max_depth: int) -> None:
     rng = random.Random(1000 * max_depth + seed)
     simulation = Simulation(draw_config(SeededDraw(f"books/{seed}/{max_depth}")))
@@ -131,14 +134,14 @@ def run_to_the_end(seed: int, depth: int) -> tuple[list[list[int]], dict[int, Fi
     return simulation.outputs, simulation.ends
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(12))
 def test_looking_ahead_changes_no_output(seed: int) -> None:
     calm = run_to_the_end(seed, depth=0)
     assert run_to_the_end(seed, depth=1) == calm
     assert run_to_the_end(seed, depth=3) == calm
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(6))
 def test_the_same_events_give_the_same_plans(seed: int) -> None:
     def plans() -> list[tuple[int, list[int], list[int], list[str]]]:
         rng = random.Random(seed)

@@ -41,17 +41,17 @@ def run(
 
 def test_grants_change_no_output() -> None:
     num_granted = num_skipped = 0
-    for seed in range(33):
+    for seed in range(16):
         *calm, _ = run(seed, max_steps=0, lookahead=0)
         for max_steps, lookahead in ((8, 1), (3, 0), (16, 2)):
             *granted, simulation = run(seed, max_steps, lookahead)
             assert granted == calm
             num_granted += simulation.num_granted
             num_skipped += simulation.num_skipped
-    assert num_granted > 1000 and num_skipped > 100, "the walks hardly met a grant"
+    assert num_granted > 480 and num_skipped > 48, "the walks hardly met a grant"
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(16))
 def test_the_books_agree_whatever_happens_to_a_grant(seed: int) -> None:
     rng = random.Random(seed)
     simulation = Granting(draw_config(SeededDraw(f"grants/{seed}")))
