@@ -16,7 +16,7 @@ from pagewire._attempts.plan import CallPlanner, StreamCallPlan, WholeCall
 from pagewire._channel import DEFAULT_RESUME_TIMEOUT_S, ReadyWait
 from pagewire._chat import ChatOptions, Messages
 from pagewire._connection.environment import to_connection
-from pagewire._connection.services import AioServices
+from pagewire._connection.stubs import AioStubs
 from pagewire._errors import PagewireError, translated
 from pagewire._messages import answers, convert
 from pagewire._stream import AsyncStream, AsyncStreamCall
@@ -78,7 +78,7 @@ class AsyncClient:
             metadata,
         )
         self._planner = CallPlanner(self._connection)
-        self._services = AioServices(self._connection)
+        self._stubs = AioStubs(self._connection)
 
     async def generate(
         self,
@@ -92,7 +92,7 @@ class AsyncClient:
         """
         request = convert.to_generate(prompt, params, options)
         call = self._planner.whole(request, params, options)
-        return await batches.aio_answer(self._services.inference.Generate, call)
+        return await batches.aio_answer(self._stubs.inference.Generate, call)
 
     def stream(
         self,
@@ -103,7 +103,7 @@ class AsyncClient:
         """Returns a stream of the completion of a text or token ids; it raises PagewireError."""
         request = convert.to_stream(prompt, params, options)
         plan = self._planner.stream(request, params, options)
-        return self._open(self._services.inference.GenerateStream, plan)
+        return self._open(self._stubs.inference.GenerateStream, plan)
 
     async def chat(
         self,
@@ -123,7 +123,7 @@ class AsyncClient:
         """
         request = convert.to_chat(messages, params, options)
         call = self._planner.whole(request, params, options)
-        return await batches.aio_answer(self._services.inference.Chat, call)
+        return await batches.aio_answer(self._stubs.inference.Chat, call)
 
     def stream_chat(
         self,
@@ -138,7 +138,7 @@ class AsyncClient:
         """
         request = convert.to_stream_chat(messages, params, options)
         plan = self._planner.stream(request, params, options)
-        return self._open(self._services.inference.ChatStream, plan)
+        return self._open(self._stubs.inference.ChatStream, plan)
 
     @overload
     async def batch(
@@ -184,7 +184,7 @@ class AsyncClient:
         """
         requests = convert.to_batch(prompts, params, options)
         calls = [partial(self._planner.whole, request, params, options) for request in requests]
-        method = self._services.inference.Generate
+        method = self._stubs.inference.Generate
         return await self._run(method, calls, max_concurrency, progress, return_errors)
 
     @overload
@@ -224,7 +224,7 @@ class AsyncClient:
         """Returns the answers to many conversations, in their order; otherwise like batch."""
         requests = convert.to_batch_chat(conversations, params, options)
         calls = [partial(self._planner.whole, request, params, options) for request in requests]
-        method = self._services.inference.Chat
+        method = self._stubs.inference.Chat
         return await self._run(method, calls, max_concurrency, progress, return_errors)
 
     async def tokenize(
@@ -241,7 +241,7 @@ class AsyncClient:
         Raises PagewireError.
         """
         request = convert.to_tokenize(text, model, add_special_tokens, options)
-        response = await self._call(self._services.inference.Tokenize, request, timeout_s)
+        response = await self._call(self._stubs.inference.Tokenize, request, timeout_s)
         return tuple(response.token_ids)
 
     async def embed(
@@ -262,7 +262,7 @@ class AsyncClient:
         >>> embeddings = await client.embed(["a cat", "a dog"])  # doctest: +SKIP
         """
         request = convert.to_embed(inputs, pooling, normalize, model, request_id)
-        response = await self._call(self._services.embedding.Embed, request, timeout_s)
+        response = await self._call(self._stubs.embedding.Embed, request, timeout_s)
         return answers.to_embeddings(response)
 
     async def detokenize(
@@ -275,13 +275,13 @@ class AsyncClient:
     ) -> str:
         """Returns the text of token ids. Raises PagewireError."""
         request = convert.to_detokenize(token_ids, model, skip_special_tokens)
-        response = await self._call(self._services.inference.Detokenize, request, timeout_s)
+        response = await self._call(self._stubs.inference.Detokenize, request, timeout_s)
         return response.text
 
     async def models(self, *, timeout_s: float | None = None) -> tuple[Model, ...]:
         """Returns the served models; empty until a worker is ready. Raises PagewireError."""
         request = pb.ListModelsRequest()
-        response = await self._call(self._services.inference.ListModels, request, timeout_s)
+        response = await self._call(self._stubs.inference.ListModels, request, timeout_s)
         return answers.to_models(response)
 
     async def wait_until_ready(self, timeout_s: float = 60.0) -> tuple[Model, ...]:
@@ -302,7 +302,7 @@ class AsyncClient:
 
     async def close(self) -> None:
         """Cancels every call and closes the connection."""
-        await self._services.close()
+        await self._stubs.close()
 
     async def _call(
         self,

@@ -18,7 +18,7 @@ REPLACED = (
     ("await ", ""),
     ("AsyncClient", "Client"),
     ("AsyncStream", "Stream"),
-    ("AioServices", "Services"),
+    ("AioStubs", "Stubs"),
     ("aio_", ""),
     ("grpc.aio", "grpc"),
     ("__aenter__", "__enter__"),

@@ -1,4 +1,4 @@
-"""A server's services over one channel, for threads and for asyncio."""
+"""The stubs of a server's services over one channel, for threads and for asyncio."""
 
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -15,8 +15,8 @@ if TYPE_CHECKING:  # names that only the typing stubs define
     from pagewire.v1.inference_pb2_grpc import InferenceServiceAsyncStub
 
 
-class Services:
-    """Services whose calls block; may be shared between threads."""
+class Stubs:
+    """Stubs whose calls block; may be shared between threads."""
 
     def __init__(self, connection: Connection) -> None:
         self._channel = open_channel(connection)
@@ -28,8 +28,8 @@ class Services:
         self._channel.close()
 
 
-class AioServices:
-    """Services of the event loop in which the first of them is called."""
+class AioStubs:
+    """Stubs of the event loop in which the first of them is called."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
