@@ -19,15 +19,15 @@ from kernels.recurrent.delta_rule import EPS, DeltaHeads
 from kernels.recurrent.functions import (
     decays_between,
     precision,
-    product,
     sigmoid,
     softplus,
     square_product,
     state_row,
+    weighted,
 )
 from kernels.recurrent.segments import CHUNK, Bounds, Segments
 
-# Columns of a program's state, and the least rows: see `scan_chunks`.
+# Columns of a program's state, and the least rows; see `scan_chunks`.
 _BLOCK_V, _LEAST_BLOCK_K = 32, 64
 _NUM_FACTORS = 4  # of each token of a chunk: see `_prepare_kernel`
 
@@ -61,7 +61,7 @@ def update_by_chunks(
         PARTS=_num_parts(channels),
         PRECISION=precision(channels),
         PDL=has_pdl(channels),
-        num_warps=4,
+        num_warps=8,
         num_stages=1 if is_exact else 2,
         **launch_options(channels),
     )  # fmt: skip
@@ -146,13 +146,14 @@ def _store_parts(
 
 @triton.jit
 def _times(
-    from_: tl.tensor, b: tl.tensor, total: tl.tensor, PARTS: tl.constexpr, CHUNK: tl.constexpr,
+    a: tl.tensor, from_: tl.tensor, total: tl.tensor, PARTS: tl.constexpr, CHUNK: tl.constexpr,
     PRECISION: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
-    """total + a b, of numbers a that `_store_parts` stored."""
+    """total + a b^T, of numbers b that `_store_parts` stored."""
     if PARTS == 2:
-        total = tl.dot(tl.load(from_ + CHUNK * CHUNK), b.to(tl.bfloat16), acc=total)
-    return product(tl.load(from_), b, total, PRECISION)
+        low = tl.load(from_ + CHUNK * CHUNK)
+        total = tl.dot(a.to(tl.bfloat16), tl.trans(low), acc=total)
+    return weighted(a, tl.trans(tl.load(from_)), total, PRECISION)
 
 
 @triton.jit
@@ -267,34 +268,34 @@ def _follow_kernel(
     v = tl.program_id(0) * BLOCK_V + tl.arange(0, BLOCK_V)
     is_d, is_v = d < DK, v < DV
     num_old = DK * (1 - tl.load(first_ptr + segment).to(tl.int32))
-    in_row = head * (DK * DV) + d[:, None] * DV + v[None, :]
+    # The state is held as [V, K]: its rows in memory are columns here.
+    in_row = head * (DK * DV) + d[None, :] * DV + v[:, None]
     before = state_row(before_ptr, segment, stride_states)
-    is_old = (d < num_old)[:, None] & is_v[None, :]
+    is_old = is_v[:, None] & (d < num_old)[None, :]
     state = tl.load(states_ptr + before + in_row, mask=is_old, other=0.0)
     first_chunk = begin // CHUNK + segment
-    zeros = tl.zeros([CHUNK, BLOCK_V], tl.float32)
+    zeros = tl.zeros([BLOCK_V, CHUNK], tl.float32)
     for chunk in range(tl.cdiv(end - begin, CHUNK)):
         t = begin + chunk * CHUNK + i
         is_t = t < end
-        token = t.to(tl.int64)[:, None]
-        key = token * stride_channels + head // (VALUES // KEYS) * DK + d[None, :]
+        token = t.to(tl.int64)
+        key = token[:, None] * stride_channels + head // (VALUES // KEYS) * DK + d[None, :]
         inside = is_t[:, None] & is_d[None, :]
-        values = is_t[:, None] & is_v[None, :]
         q = tl.load(channels_ptr + key, mask=inside, other=0.0)
         k = tl.load(channels_ptr + KEYS * DK + key, mask=inside, other=0.0)
-        value = token * stride_channels + 2 * KEYS * DK + head * DV + v[None, :]
+        values = is_v[:, None] & is_t[None, :]
+        value = token[None, :] * stride_channels + 2 * KEYS * DK + head * DV + v[:, None]
         x = tl.load(channels_ptr + value, mask=values, other=0.0).to(tl.float32)
         place = (first_chunk + chunk).to(tl.int64) * VALUES + head
         factor_ptr = factors_ptr + place * (4 * CHUNK)
         square = place * (PARTS * CHUNK * CHUNK) + i[:, None] * CHUNK + i[None, :]
         of_k, of_q = tl.load(factor_ptr + i), tl.load(factor_ptr + CHUNK + i)
         left, kept = tl.load(factor_ptr + 2 * CHUNK + i), tl.load(factor_ptr + 4 * CHUNK - 1)
-        x -= of_k[:, None] * product(k, state, zeros, PRECISION)
-        corrections = _times(inverses_ptr + square, x, zeros, PARTS, CHUNK, PRECISION)
-        y = of_q[:, None] * product(q, state, zeros, PRECISION)
-        y = _times(scores_ptr + square, corrections, y, PARTS, CHUNK, PRECISION)
-        tl.store(out_ptr + (token * VALUES + head) * DV + v[None, :], y, mask=values)
-        left_over = left[:, None] * corrections
-        state = product(tl.trans(k), left_over, kept * state, PRECISION)
+        x -= of_k[None, :] * weighted(state, tl.trans(k), zeros, PRECISION)
+        corrections = _times(x, inverses_ptr + square, zeros, PARTS, CHUNK, PRECISION)
+        y = of_q[None, :] * weighted(state, tl.trans(q), zeros, PRECISION)
+        y = _times(corrections, scores_ptr + square, y, PARTS, CHUNK, PRECISION)
+        tl.store(out_ptr + (token[None, :] * VALUES + head) * DV + v[:, None], y, mask=values)
+        state = weighted(left[None, :] * corrections, k, kept * state, PRECISION)
     after = state_row(after_ptr, segment, stride_states)
-    tl.store(states_ptr + after + in_row, state, mask=is_d[:, None] & is_v[None, :])
+    tl.store(states_ptr + after + in_row, state, mask=is_v[:, None] & is_d[None, :])

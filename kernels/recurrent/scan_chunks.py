@@ -24,8 +24,9 @@ from kernels.recurrent.functions import (
 from kernels.recurrent.segments import CHUNK, Segments
 from kernels.recurrent.selective_scan import ScanHeads
 
-# Rows of a program's state, and the least columns: tensor cores of Hopper take products of such
-# sizes whole. Smaller ones are made in other ways, which gave wrong numbers (Triton 3.6, H100).
+# Rows of a program's state, and the least columns. Products of fewer than 64 rows are not given to
+# groups of warps. Those of states and channels in bfloat16, which are made of registers' numbers,
+# were wrong that way, or touched memory of others (Triton 3.6, H100 and H200).
 _BLOCK_P, _LEAST_BLOCK_N = 32, 64
 
 
@@ -57,7 +58,7 @@ def scan_by_chunks(
         CHUNK=CHUNK,
         PRECISION=precision(channels),
         PDL=has_pdl(channels),
-        num_warps=8,
+        num_warps=4,
         num_stages=1 if is_exact else 2,
         **launch_options(channels),
     )  # fmt: skip
@@ -104,36 +105,35 @@ def _scan_chunks_kernel(
     p = tl.program_id(0) * BLOCK_P + tl.arange(0, BLOCK_P)
     is_p, is_n = p < P, n < N
     num_old = P * (1 - tl.load(first_ptr + segment).to(tl.int32))
-    # The state is held as [N, P]: its rows in memory are columns here.
-    in_row = head * (P * N) + p[None, :] * N + n[:, None]
+    in_row = head * (P * N) + p[:, None] * N + n[None, :]
     before = state_row(before_ptr, segment, stride_states)
-    is_old = is_n[:, None] & (is_p & (p < num_old))[None, :]
+    is_old = (is_p & (p < num_old))[:, None] & is_n[None, :]
     state = tl.load(states_ptr + before + in_row, mask=is_old, other=0.0)
     for first in range(begin, end, CHUNK):
         t = first + i
         is_t = t < end
-        token = t.to(tl.int64)[:, None]
-        inside, wanted = is_t[:, None] & is_n[None, :], is_t[:, None] & is_p[None, :]
-        at = token * stride_channels + head * P + p[None, :]
+        token = t.to(tl.int64)
+        inside, wanted = is_t[:, None] & is_n[None, :], is_p[:, None] & is_t[None, :]
+        at = token[None, :] * stride_channels + head * P + p[:, None]
         x = tl.load(channels_ptr + at, mask=wanted, other=0.0)
-        of_group = token * stride_channels + H * P + head // (H // G) * N + n[None, :]
+        of_group = token[:, None] * stride_channels + H * P + head // (H // G) * N + n[None, :]
         b = tl.load(channels_ptr + of_group, mask=inside, other=0.0)
         c = tl.load(channels_ptr + of_group + G * N, mask=inside, other=0.0)
-        step_ptr = steps_ptr + t.to(tl.int64) * stride_steps + head
+        step_ptr = steps_ptr + token * stride_steps + head
         dt = tl.load(step_ptr, mask=is_t, other=0.0).to(tl.float32)
         dt = tl.where(is_t, softplus(dt + bias), 0.0)
         decay_log = (decay * dt).to(tl.float64)
         since, total = tl.cumsum(decay_log, 0), tl.sum(decay_log, 0)
         weights = tl.dot(c, tl.trans(b), input_precision=PRECISION)
         weights *= decays_between(since) * dt[None, :]
-        kept = tl.exp(since.to(tl.float32))[:, None]
-        y = kept * product(c, state, tl.zeros([CHUNK, BLOCK_P], tl.float32), PRECISION)
-        y = weighted(weights, x, y, PRECISION)
+        kept = tl.exp(since.to(tl.float32))[None, :]
+        y = kept * weighted(state, tl.trans(c), tl.zeros([BLOCK_P, CHUNK], tl.float32), PRECISION)
+        y = product(x, tl.trans(weights), y, PRECISION)
         wide = x.to(tl.float32)
         y += skip * wide
-        to = token * (H * P) + head * P + p[None, :]
+        to = token[None, :] * (H * P) + head * P + p[:, None]
         tl.store(out_ptr + to, y.to(out_ptr.dtype.element_ty), mask=wanted)
-        left = wide * (dt * tl.exp((total - since).to(tl.float32)))[:, None]
-        state = product(tl.trans(b), left, state * tl.exp(total.to(tl.float32)), PRECISION)
+        left = wide * (dt * tl.exp((total - since).to(tl.float32)))[None, :]
+        state = weighted(left, b, state * tl.exp(total.to(tl.float32)), PRECISION)
     after = state_row(after_ptr, segment, stride_states)
-    tl.store(states_ptr + after + in_row, state, mask=is_n[:, None] & is_p[None, :])
+    tl.store(states_ptr + after + in_row, state, mask=is_p[:, None] & is_n[None, :])

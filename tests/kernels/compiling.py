@@ -24,11 +24,13 @@ class Compiled(NamedTuple):
     """A kernel, the bytes of shared memory of a program, and those of a thread's stack.
 
     A stack is what registers are spilled to; None: there is no tool that reads it from a binary.
+    Products by groups of warps are counted as the kernel's text has them.
     """
 
     name: str
     shared: int
     stack: int | None
+    group_products: int
 
 
 def empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
@@ -49,7 +51,9 @@ def report(launch: Callable[[], None]) -> None:
     for each in found:
         compiled = each.compile()
         stack = stack_bytes(compiled.asm["cubin"])
-        print(json.dumps(Compiled(each.name, compiled.metadata.shared, stack)), flush=True)
+        by_groups = compiled.asm["ptx"].count("wgmma.mma_async")
+        line = Compiled(each.name, compiled.metadata.shared, stack, by_groups)
+        print(json.dumps(line), flush=True)
 
 
 def stack_bytes(cubin: bytes) -> int | None:

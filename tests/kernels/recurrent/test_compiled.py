@@ -26,3 +26,5 @@ def test_kernels_fit_into_shared_memory_and_registers(tmp_path: Path) -> None:
     for kernel in found:
         assert kernel.shared <= SHARED_BYTES, kernel
         assert (kernel.stack or 0) <= STACK_BYTES, kernel
+        if kernel.name == "_follow_kernel":  # see `scan_chunks`
+            assert not kernel.group_products

@@ -119,5 +119,4 @@ FAMILY = Family(
     }
     | mamba.NEUTRAL,
     inert=frozenset({"init_method", "mamba_chunk_size"}),
-    measured_on_cuda=False,
 )

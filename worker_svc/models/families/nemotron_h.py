@@ -190,5 +190,4 @@ FAMILY = Family(
             "use_mamba_kernels",
         }
     ),
-    measured_on_cuda=False,
 )

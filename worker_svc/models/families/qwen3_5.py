@@ -24,5 +24,4 @@ FAMILY = Family(
     neutral=qwen_hybrid.NEUTRAL,
     inert=qwen_hybrid.INERT,
     wrappers=frozenset({WITH_PICTURES}),
-    measured_on_cuda=False,
 )

@@ -31,5 +31,4 @@ FAMILY = Family(
     | {"moe_intermediate_size", "norm_topk_prob", "shared_expert_intermediate_size"},
     neutral=qwen_hybrid.NEUTRAL,
     inert=qwen_hybrid.INERT,
-    measured_on_cuda=False,
 )
