@@ -15,16 +15,17 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.expert_clamp import Clamp
 from kernels.experts.activation import gate_and_mul
-from kernels.experts.mxfp4 import first_columns, high_numbers, low_numbers
+from kernels.experts.mxfp4 import sums_of_groups
 from kernels.experts.router import Routing
 from kernels.experts.weights import ExpertWeights
-from kernels.pdl import has_pdl, launch_options
+from kernels.pdl import has_pdl, is_compiled, launch_options
 
 # Measured on an H100 with the experts of Qwen3-30B-A3B: a row more is as quick by groups.
 _MOST_ROWS, _MOST_ROWS_IN_8_BITS = 3, 6
 _GATED_TILE = 4096  # elements of each of the two matrices that a program reads at once
 _SUMMED_TILE, _SUMMED_TILE_OF_ONE_ROW = 2048, 256
 _MAX_BLOCK_K = 2048
+_MXFP4_BLOCK_K = 1024
 
 
 def pays(num_rows: int, weight: ExpertWeights) -> bool:
@@ -40,8 +41,8 @@ def gated(
     _, width, hidden = gate_up.shape
     inner = width // 2
     out = x.new_empty((routing.num_pairs, inner))
-    block_k = gate_up.block_k(_block_k(hidden))
-    block_n = max(1, min(32, _GATED_TILE * (1 + gate_up.is_mxfp4) // block_k))
+    block_k = gate_up.block_k(_block_k(hidden, gate_up.is_mxfp4))
+    block_n = max(1, min(32, _GATED_TILE // block_k))
     _gated_kernel[(triton.cdiv(inner, block_n), routing.num_pairs)](
         x, gate_up.values, gate_up.scales, gate_up.bias, routing.experts, out, x.stride(0),
         N=inner,
@@ -53,6 +54,7 @@ def gated(
         BLOCK_K=block_k,
         IS_FP8=gate_up.is_fp8,
         IS_FP4=gate_up.is_mxfp4,
+        IS_COMPILED=is_compiled(x),
         HAS_BIAS=gate_up.bias is not None,
         LIMIT=0.0 if clamp is None else clamp.limit,
         ALPHA=1.0 if clamp is None else clamp.alpha,
@@ -71,9 +73,9 @@ def summed(
     _, hidden, inner = down.shape
     num_rows = len(routing.experts)
     out = x.new_empty((num_rows, hidden))
-    block_k = down.block_k(_block_k(inner))
+    block_k = down.block_k(_block_k(inner, down.is_mxfp4))
     tile = _SUMMED_TILE_OF_ONE_ROW if num_rows == 1 else _SUMMED_TILE
-    block_n = max(1, min(16, tile * (1 + down.is_mxfp4) // block_k))
+    block_n = 4 if down.is_mxfp4 else max(1, min(16, tile // block_k))
     _summed_kernel[(triton.cdiv(hidden, block_n), num_rows)](
         x, down.values, down.scales, down.bias, routing.experts, routing.weights, residual, out,
         N=hidden,
@@ -86,6 +88,7 @@ def summed(
         HAS_RESIDUAL=residual is not None,
         IS_FP8=down.is_fp8,
         IS_FP4=down.is_mxfp4,
+        IS_COMPILED=is_compiled(x),
         HAS_BIAS=down.bias is not None,
         PDL=has_pdl(x),
         num_warps=4,
@@ -94,8 +97,10 @@ def summed(
     return out
 
 
-def _block_k(k: int) -> int:
+def _block_k(k: int, is_mxfp4: bool) -> int:
     """The largest power of two that divides K, so that no lane is idle, if it is large enough."""
+    if is_mxfp4:  # a lane has the codes of one group of 32 columns
+        return min(_MXFP4_BLOCK_K, triton.next_power_of_2(k))
     divisor = min(k & -k, _MAX_BLOCK_K)
     return divisor if divisor >= 128 else min(_MAX_BLOCK_K, triton.next_power_of_2(k))
 
@@ -118,6 +123,7 @@ def _gated_kernel(
     BLOCK_K: tl.constexpr,
     IS_FP8: tl.constexpr,
     IS_FP4: tl.constexpr,
+    IS_COMPILED: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     LIMIT: tl.constexpr,  # 0: the activation is SiLU
     ALPHA: tl.constexpr,
@@ -133,23 +139,26 @@ def _gated_kernel(
     expert = tl.load(experts_ptr + pair).to(tl.int64)
     x_row = x_ptr + (pair // PER_ROW).to(tl.int64) * stride_x
     if IS_FP4:
-        acc = tl.zeros([BLOCK_N, BLOCK_K // 2], tl.float32)
-        acc_up = tl.zeros([BLOCK_N, BLOCK_K // 2], tl.float32)
-        byte, column = tl.arange(0, BLOCK_K // 2), first_columns(BLOCK_K)
-        w_row = weight_ptr + (expert * (2 * N) + n[:, None]) * (K // 2) + byte[None, :]
-        s_row = scales_ptr + (expert * (2 * N) + n[:, None]) * (K // 32) + byte[None, :] // 16
+        g, j = tl.arange(0, BLOCK_K // 32), tl.arange(0, 16)
+        acc = tl.zeros([BLOCK_N, BLOCK_K // 32], tl.float32)
+        acc_up = tl.zeros([BLOCK_N, BLOCK_K // 32], tl.float32)
+        groups = (expert * (2 * N) + n[:, None]) * (K // 32) + g[None, :]
+        w_ptr = weight_ptr + groups[:, :, None] * 16 + j[None, None, :]
+        x_ptrs = x_row + (g[:, None] * 32 + j[None, :])[None, :, :]
         for k0 in tl.static_range(0, K, BLOCK_K):
-            is_k = k0 + column < K
-            inside = is_n[:, None] & is_k[None, :]
-            w = tl.load(w_row + k0 // 2, mask=inside, other=0)
-            s = tl.load(s_row + k0 // 32, mask=inside, other=0)
-            u = tl.load(w_row + N * (K // 2) + k0 // 2, mask=inside, other=0)
-            t = tl.load(s_row + N * (K // 32) + k0 // 32, mask=inside, other=0)
-            x_low = tl.load(x_row + k0 + column, mask=is_k, other=0.0).to(tl.float32)[None, :]
-            x_high = tl.load(x_row + k0 + column + 16, mask=is_k, other=0.0)
-            x_high = x_high.to(tl.float32)[None, :]
-            acc += low_numbers(w, s) * x_low + high_numbers(w, s) * x_high
-            acc_up += low_numbers(u, t) * x_low + high_numbers(u, t) * x_high
+            is_group = k0 // 32 + g < K // 32
+            inside = is_n[:, None] & is_group[None, :]
+            is_x = is_group[None, :, None]
+            low = tl.load(x_ptrs + k0, mask=is_x, other=0.0).to(tl.float32)
+            high = tl.load(x_ptrs + k0 + 16, mask=is_x, other=0.0).to(tl.float32)
+            at = groups + k0 // 32
+            acc += sums_of_groups(
+                w_ptr + k0 // 2, scales_ptr + at, low, high, inside, IS_COMPILED
+            )
+            acc_up += sums_of_groups(
+                w_ptr + N * (K // 2) + k0 // 2, scales_ptr + N * (K // 32) + at,
+                low, high, inside, IS_COMPILED,
+            )  # fmt: skip
     else:
         gate_ptr = weight_ptr + expert * (2 * N * K) + n[:, None] * K + k[None, :]
         if IS_FP8:
@@ -201,6 +210,7 @@ def _summed_kernel(
     HAS_RESIDUAL: tl.constexpr,
     IS_FP8: tl.constexpr,
     IS_FP4: tl.constexpr,
+    IS_COMPILED: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     PDL: tl.constexpr,
 ) -> None:
@@ -211,7 +221,7 @@ def _summed_kernel(
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
-    acc = tl.zeros([BLOCK_N, BLOCK_K // (1 + IS_FP4)], tl.float32)
+    acc = tl.zeros([BLOCK_N, BLOCK_K // (32 if IS_FP4 else 1)], tl.float32)
     biases = tl.zeros([BLOCK_N], tl.float32)
     for place in tl.static_range(PER_ROW):
         pair = row * PER_ROW + place
@@ -219,18 +229,19 @@ def _summed_kernel(
         share = tl.load(weights_ptr + pair)
         x_row = x_ptr + pair.to(tl.int64) * K
         if IS_FP4:
-            byte, column = tl.arange(0, BLOCK_K // 2), first_columns(BLOCK_K)
-            w_row = weight_ptr + (expert * N + n[:, None]) * (K // 2) + byte[None, :]
-            s_row = scales_ptr + (expert * N + n[:, None]) * (K // 32) + byte[None, :] // 16
+            g, j = tl.arange(0, BLOCK_K // 32), tl.arange(0, 16)
+            groups = (expert * N + n[:, None]) * (K // 32) + g[None, :]
+            w_ptr = weight_ptr + groups[:, :, None] * 16 + j[None, None, :]
+            x_ptrs = x_row + (g[:, None] * 32 + j[None, :])[None, :, :]
             for k0 in tl.static_range(0, K, BLOCK_K):
-                is_k = k0 + column < K
-                inside = is_n[:, None] & is_k[None, :]
-                w = tl.load(w_row + k0 // 2, mask=inside, other=0)
-                s = tl.load(s_row + k0 // 32, mask=inside, other=0)
-                x_low = tl.load(x_row + k0 + column, mask=is_k, other=0.0).to(tl.float32) * share
-                x_high = tl.load(x_row + k0 + column + 16, mask=is_k, other=0.0)
-                x_high = x_high.to(tl.float32) * share
-                acc += low_numbers(w, s) * x_low[None, :] + high_numbers(w, s) * x_high[None, :]
+                is_group = k0 // 32 + g < K // 32
+                is_x = is_group[None, :, None]
+                low = tl.load(x_ptrs + k0, mask=is_x, other=0.0).to(tl.float32) * share
+                high = tl.load(x_ptrs + k0 + 16, mask=is_x, other=0.0).to(tl.float32) * share
+                acc += sums_of_groups(
+                    w_ptr + k0 // 2, scales_ptr + groups + k0 // 32,
+                    low, high, is_n[:, None] & is_group[None, :], IS_COMPILED,
+                )  # fmt: skip
         else:
             w_ptr = weight_ptr + expert * (N * K) + n[:, None] * K + k[None, :]
             if IS_FP8:

@@ -23,10 +23,10 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.expert_clamp import Clamp
 from kernels.experts.activation import gate_and_mul
-from kernels.experts.mxfp4 import first_columns, high_numbers, low_numbers
+from kernels.experts.mxfp4 import numbers
 from kernels.experts.router import Routing
 from kernels.experts.weights import ExpertWeights
-from kernels.pdl import has_pdl, launch_options
+from kernels.pdl import has_pdl, is_compiled, launch_options
 
 _COMBINED = 1024  # columns of a program that adds
 _SHARED_BYTES = 200 << 10  # of the pipelines that are quickest where there is room for them
@@ -59,9 +59,10 @@ def _config(
     itemsize: int,
     *,
     is_narrow: bool,
+    is_mxfp4: bool,
     has_room: bool,
 ) -> _Config:
-    """The launch configuration; measured on H100 with the experts of Qwen3-30B-A3B.
+    """The launch configuration, measured with the experts of Qwen3-30B-A3B and gpt-oss-20b.
 
     A kernel is compiled for each, so there are few. Rehearsals meet them all, since they have
     steps of 2 to 256 rows, of the largest number, and of all sizes of graphs between.
@@ -70,6 +71,10 @@ def _config(
         return _Config(16, 64, 32, 2, 4)
     if not has_room:
         return _Config(64 if num_rows > 256 else 16, 64, 64, 2, 4)
+    if is_mxfp4:  # widening is most of the work: tiles of more rows share it
+        if rows_per_expert <= 12:
+            return _Config(16, 64, 64, 4, 4)
+        return _Config(128 if num_rows > 1024 else 64, 128, 64, 3, 8)
     if num_rows > 1024:
         return _Config(128, 128, 64, 4 if gated else 3, 8)
     if num_rows > 256:
@@ -102,14 +107,16 @@ def grouped_linear(
         gated,
         x.element_size(),
         is_narrow=weight.scales is not None,
+        is_mxfp4=weight.is_mxfp4,
         has_room=_has_room(x),
     )
     out = x.new_empty((num_pairs, n))
     # Each expert with rows may have one tile that is not full.
     most_tiles = min(num_experts, num_pairs) + num_pairs // config.block_m
     block_k = weight.block_k(config.block_k)
+    values = weight.values.view(torch.int16) if weight.is_mxfp4 else weight.values
     _grouped_linear_kernel[(most_tiles * triton.cdiv(n, config.block_n),)](
-        x, weight.values, weight.scales, weight.bias, routing.counts, routing.pairs, out, num_rows,
+        x, values, weight.scales, weight.bias, routing.counts, routing.pairs, out, num_rows,
         x.stride(0),
         E=num_experts,
         N=n,
@@ -125,6 +132,7 @@ def grouped_linear(
         GATED=gated,
         IS_FP8=weight.is_fp8,
         IS_FP4=weight.is_mxfp4,
+        IS_COMPILED=is_compiled(x),
         HAS_BIAS=weight.bias is not None,
         LIMIT=0.0 if clamp is None else clamp.limit,
         ALPHA=1.0 if clamp is None else clamp.alpha,
@@ -177,6 +185,7 @@ def _grouped_linear_kernel(
     GATED: tl.constexpr,
     IS_FP8: tl.constexpr,
     IS_FP4: tl.constexpr,
+    IS_COMPILED: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     LIMIT: tl.constexpr,  # 0: the activation is SiLU
     ALPHA: tl.constexpr,
@@ -206,26 +215,38 @@ def _grouped_linear_kernel(
         acc = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
         acc_up = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
         if IS_FP4:
-            byte, column = tl.arange(0, BLOCK_K // 2), first_columns(BLOCK_K)
+            g, j = tl.arange(0, BLOCK_K // 32), tl.arange(0, 8)  # two bytes at once
+            column = tl.arange(0, BLOCK_K // 2)
+            column = column // 16 * 32 + column % 16  # of the lower halves of bytes
             rows = expert.to(tl.int64) * ((1 + GATED) * N) + columns[:, None]
-            w_row = weight_ptr + rows * (K // 2) + byte[None, :]
-            s_row = scales_ptr + rows * (K // 32) + byte[None, :] // 16
+            groups = rows * (K // 32) + g[None, :]
+            w_ptr = weight_ptr + groups[:, :, None] * 8 + j[None, None, :]
+            s_ptr = scales_ptr + groups
             x_row = x_ptr + (pair // ROWS_OF_A_TOKEN)[:, None] * stride_x + column[None, :]
+            # Exponents are too few to be copied ahead, so they are read a tile ahead here.
+            s = tl.load(s_ptr, mask=(g < K // 32)[None, :], other=0)
+            t = s
+            if GATED:
+                t = tl.load(s_ptr + N * (K // 32), mask=(g < K // 32)[None, :], other=0)
             for k0 in tl.range(0, K, BLOCK_K, num_stages=STAGES):
+                is_group = (k0 // 32 + g < K // 32)[None, :]
+                is_next = (k0 // 32 + BLOCK_K // 32 + g < K // 32)[None, :]
                 is_k = (k0 + column < K)[None, :]
-                w = tl.load(w_row + k0 // 2, mask=is_k, other=0)
-                s = tl.load(s_row + k0 // 32, mask=is_k, other=0)
                 low = tl.load(x_row + k0, mask=is_k, other=0.0)
                 high = tl.load(x_row + k0 + 16, mask=is_k, other=0.0)
-                w_low = low_numbers(w, s).to(low.dtype)
-                w_high = high_numbers(w, s).to(low.dtype)
+                w = tl.load(w_ptr + k0 // 4, mask=is_group[:, :, None], other=0)
+                w_low, w_high = numbers(w, s, low.dtype, IS_COMPILED)
+                s = tl.load(s_ptr + k0 // 32 + BLOCK_K // 32, mask=is_next, other=0)
                 acc = tl.dot(w_low, tl.trans(low), acc, input_precision="ieee")
                 acc = tl.dot(w_high, tl.trans(high), acc, input_precision="ieee")
                 if GATED:
-                    u = tl.load(w_row + N * (K // 2) + k0 // 2, mask=is_k, other=0)
-                    t = tl.load(s_row + N * (K // 32) + k0 // 32, mask=is_k, other=0)
-                    u_low = low_numbers(u, t).to(low.dtype)
-                    u_high = high_numbers(u, t).to(low.dtype)
+                    u = tl.load(
+                        w_ptr + N * (K // 4) + k0 // 4, mask=is_group[:, :, None], other=0
+                    )
+                    u_low, u_high = numbers(u, t, low.dtype, IS_COMPILED)
+                    t = tl.load(
+                        s_ptr + N * (K // 32) + k0 // 32 + BLOCK_K // 32, mask=is_next, other=0
+                    )
                     acc_up = tl.dot(u_low, tl.trans(low), acc_up, input_precision="ieee")
                     acc_up = tl.dot(u_high, tl.trans(high), acc_up, input_precision="ieee")
         else:

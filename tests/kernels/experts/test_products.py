@@ -206,12 +206,22 @@ def test_all_rows_may_have_one_expert(rows, device, assert_close):
 )
 def test_every_configuration_gives_the_same(num_rows, has_room, device, assert_close, monkeypatch):
     """Configurations for many rows are tried with a few, since programs are interpreted."""
-    case = Case((6, 160, 72, 3, 2), torch.float16, device)
-    config = grouped_linear._config(
-        num_rows, num_rows / 8, True, 2, is_narrow=False, has_room=has_room
+    case = Case((6, 160, 96, 3, 2), torch.float16, device)
+    choose = grouped_linear._config
+    config = choose(
+        num_rows, num_rows / 8, True, 2, is_narrow=False, is_mxfp4=False, has_room=has_room
     )
     monkeypatch.setattr(grouped_linear, "_config", lambda *_, **__: config)
     assert_close(case.by_groups(case.residual), case.expected(case.residual))
+
+    (gate_up, plain_gate_up), (down, plain_down) = in_4_bits(case.gate_up), in_4_bits(case.down)
+    case.gate_up, case.down = plain_gate_up, plain_down
+    expected = case.expected(case.residual)
+    case.gate_up, case.down = gate_up, down
+    config = choose(
+        num_rows, num_rows / 8, True, 2, is_narrow=True, is_mxfp4=True, has_room=has_room
+    )
+    assert_close(case.by_groups(case.residual), expected)
 
 
 @pytest.mark.filterwarnings("ignore:.* encountered in:RuntimeWarning")
