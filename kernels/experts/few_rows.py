@@ -100,7 +100,8 @@ def summed(
 def _block_k(k: int, is_mxfp4: bool) -> int:
     """The largest power of two that divides K, so that no lane is idle, if it is large enough."""
     if is_mxfp4:  # a lane has the codes of one group of 32 columns
-        return min(_MXFP4_BLOCK_K, triton.next_power_of_2(k))
+        k = triton.next_power_of_2(k)
+        return min(_MXFP4_BLOCK_K, k)
     divisor = min(k & -k, _MAX_BLOCK_K)
     return divisor if divisor >= 128 else min(_MAX_BLOCK_K, triton.next_power_of_2(k))
 
@@ -152,9 +153,7 @@ def _gated_kernel(
             low = tl.load(x_ptrs + k0, mask=is_x, other=0.0).to(tl.float32)
             high = tl.load(x_ptrs + k0 + 16, mask=is_x, other=0.0).to(tl.float32)
             at = groups + k0 // 32
-            acc += sums_of_groups(
-                w_ptr + k0 // 2, scales_ptr + at, low, high, inside, IS_COMPILED
-            )
+            acc += sums_of_groups(w_ptr + k0 // 2, scales_ptr + at, low, high, inside, IS_COMPILED)
             acc_up += sums_of_groups(
                 w_ptr + N * (K // 2) + k0 // 2, scales_ptr + N * (K // 32) + at,
                 low, high, inside, IS_COMPILED,

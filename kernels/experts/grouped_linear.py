@@ -240,9 +240,7 @@ def _grouped_linear_kernel(
                 acc = tl.dot(w_low, tl.trans(low), acc, input_precision="ieee")
                 acc = tl.dot(w_high, tl.trans(high), acc, input_precision="ieee")
                 if GATED:
-                    u = tl.load(
-                        w_ptr + N * (K // 4) + k0 // 4, mask=is_group[:, :, None], other=0
-                    )
+                    u = tl.load(w_ptr + N * (K // 4) + k0 // 4, mask=is_group[:, :, None], other=0)
                     u_low, u_high = numbers(u, t, low.dtype, IS_COMPILED)
                     t = tl.load(
                         s_ptr + N * (K // 32) + k0 // 32 + BLOCK_K // 32, mask=is_next, other=0

@@ -52,7 +52,7 @@ def numbers(
 
     Codes are taken two bytes at a time, [N, G, 8] of int16: what tensor cores want in one register.
     """
-    if IS_COMPILED and DTYPE == tl.bfloat16:
+    if IS_COMPILED and tl.bfloat16 == DTYPE:
         # 2^(e - 127) is e << 7 as a bfloat16, and 0x0040 where e is 0.
         power = tl.maximum(exponents.to(tl.int32) << 7, 0x0040)
         power |= power << 16
