@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from bench.first_minutes import fresh
 from bench.harness.records import new_parser
 
-ANSWER = "Paris"
+ANSWER = "Tokyo"
 PORTS = ("--http-port", "--grpc-port", "--scheduler-port", "--worker-port")
 SERVE = "make serve ONCE=1 OPTIONS='{ports}'"
 UP = "pagewire up --once {ports}"

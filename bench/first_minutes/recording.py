@@ -24,7 +24,7 @@ from bench.harness.records import new_parser
 START_TIMEOUT_S = 600.0
 STOP_TIMEOUT_S = 90.0
 QUIET_S = 1.0  # after which what was printed was all
-QUESTION = "What is the capital of France?"
+QUESTION = "What is the capital of Japan?"
 
 
 @dataclass(frozen=True, slots=True)

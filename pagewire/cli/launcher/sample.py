@@ -16,7 +16,7 @@ from pagewire.cli.launcher.processes import POLL_S
 from pagewire.cli.launcher.supervisor import ServiceSupervisor
 from pagewire.cli.options import CommandError
 
-QUESTION = "What is the capital of France?"
+QUESTION = "What is the capital of Japan?"
 MAX_SAMPLE_TOKENS = 32
 
 

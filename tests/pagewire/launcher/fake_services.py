@@ -25,7 +25,7 @@ if NAME == "gateway":
     from pagewire.v1 import inference_pb2 as pb
     from pagewire.v1 import types_pb2
 
-WORDS = ["The capital", " of France", " is Paris."]
+WORDS = ["The capital", " of Japan", " is Tokyo."]
 arguments, words = {{}}, sys.argv[1:]
 while words:  # a switch has no value, and is empty here
     name, equals, value = words.pop(0).partition("=")

@@ -142,7 +142,7 @@ def test_the_key_reaches_the_gateway_from_every_place_and_is_asked_with(up, opti
     words = [option.format(file=path) for option in options]
     run = up.start(*words, **environ)
     out = up.wait_for(run, "Chat")
-    assert "France is Paris." in out and "secret" not in out
+    assert "Japan is Tokyo." in out and "secret" not in out
     if "--gateway-options=--api-key secret" not in options:
         assert "--api-key" not in arguments(up)["gateway"]  # others on this machine would see it
     (line,) = (line.strip() for line in out.splitlines() if "export PAGEWIRE_API_KEY" in line)
@@ -165,7 +165,7 @@ def test_one_key_and_a_file_of_keys_exclude_each_other(up):
     [
         ("gateway=mute", "the server stays up: the model gave an empty answer", "pagewire chat"),
         ("gateway=broken", "the server stays up: it broke", "pagewire chat"),
-        ("gateway=plain", "The capital of France is Paris.", "pagewire complete 'Once upon"),
+        ("gateway=plain", "The capital of Japan is Tokyo.", "pagewire complete 'Once upon"),
     ],
 )
 def test_a_sample_question_that_fails_is_explained_and_the_server_stays(up, fake, said, steps):

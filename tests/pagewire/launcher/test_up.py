@@ -18,7 +18,7 @@ from tests.pagewire.launcher.run_of_up import NAMES, PORT_OPTIONS
 def test_once_starts_everything_prints_the_answer_and_leaves_nothing_behind(up):
     status, out, err = up.finish("--once", "--dtype", "float32", "--max-num-seqs", "8")
     assert status == 0, err
-    assert "What is the capital of France?\nThe capital of France is Paris.\n" in out
+    assert "What is the capital of Japan?\nThe capital of Japan is Tokyo.\n" in out
     assert "making the model" in err
     assert_gone(up.pids())
     http, rpc, scheduler, worker = (str(port) for port in up.ports)
@@ -61,7 +61,7 @@ def test_the_sample_question_sends_the_key_that_the_gateway_requires(up):
     ):
         status, out, err = up.finish("--once", *options, **environ)
         assert status == 0, err
-        assert "France is Paris." in out
+        assert "Japan is Tokyo." in out
         assert "secret" not in out + err
 
 
@@ -72,7 +72,7 @@ def test_without_a_key_of_the_file_there_is_no_sample_and_once_is_refused(up):
     assert status == 1
     assert "PAGEWIRE_API_KEY" in err
     run = up.start("--api-keys", str(keys))
-    assert "capital of France" not in up.wait_for(run, "Ready.")
+    assert "capital of Japan" not in up.wait_for(run, "Ready.")
     assert up.note("scheduler")["arguments"]["--api-keys"] == str(keys)
 
 
@@ -115,7 +115,7 @@ def test_an_open_quotation_is_refused_with_the_option(up):
 def test_a_signal_stops_everything_with_status_0(up, number):
     run = up.start("--model", str(up.folder / "model"))
     out = up.wait_for(run, "Chat")  # the last hint
-    assert "is Paris." in out
+    assert "is Tokyo." in out
     assert f"http://127.0.0.1:{up.ports[0]}/v1" in out
     assert all(is_alive(pid) for pid in up.pids())
     run.send_signal(number)
