@@ -43,20 +43,20 @@ INSTALL = (
     ),
     RecordedStep("", 'pip install -qq -c constraints.txt "./{wheel}[serve]"'),
 )
-UP = RecordedStep("Three services, and a sample question.", "pagewire up", "Paris")
+UP = RecordedStep("Three services, and a sample question.", "pagewire up", "Tokyo")
 TALK = (
     RecordedStep("In a second terminal: what runs.", "pagewire status", "KV"),
     RecordedStep(
         "The OpenAI API.",
         "curl -s localhost:8000/v1/chat/completions -H 'content-type: application/json' \\\n"
         f'  -d \'{{"messages": [{{"role": "user", "content": "{QUESTION}"}}], "temperature": 0}}\'',
-        "Paris",
+        "Tokyo",
     ),
     RecordedStep(
         "The Python client.",
         "python -c 'import pagewire; "
         f'print(pagewire.Client().chat("{QUESTION}", temperature=0).text)\'',
-        "Paris",
+        "Tokyo",
     ),
 )
 HEADING = """# First minutes
