@@ -10,6 +10,7 @@ from pagewire.v1 import scheduler_pb2, types_pb2, worker_pb2
 from scheduler_svc.core import (
     GRAMMAR,
     BlockMoves,
+    BlockTransfer,
     EnteringSequence,
     Finished,
     FinishReason,
@@ -18,11 +19,12 @@ from scheduler_svc.core import (
     Request,
     StepPlan,
     StepResult,
+    TransferOrders,
 )
 from scheduler_svc.core.request.fault import blaming
 from scheduler_svc.core.step.plan import WorkerDraft
 from scheduler_svc.sampling import BadSampling, Sampling, resolve
-from wire.columns import INT32, UINT8, UINT32, pack, unpack
+from wire.columns import INT32, UINT8, UINT32, UINT64, pack, unpack
 from wire.logprobs import LogprobColumns
 from wire.prompt_outputs import PromptOutput
 from wire.state_hash import StateHashes
@@ -257,6 +259,30 @@ def to_preparations(preparations: Preparations) -> worker_pb2.PrepareGrammars:
             output_token_ids=wanted.output_token_ids.tobytes(),
         )
     return message
+
+
+def to_transfers(orders: TransferOrders, tier: str) -> list[worker_pb2.AttachRequest]:
+    """Transfers to begin and to end, as the worker's frames."""
+    frames = []
+    for transfer in orders.fetches:
+        frames.append(worker_pb2.AttachRequest(fetch=worker_pb2.FetchBlocks(tier=tier)))
+        _fill_transfer(frames[-1].fetch, transfer)
+    for transfer in orders.stores:
+        frames.append(worker_pb2.AttachRequest(store=worker_pb2.StoreBlocks(tier=tier)))
+        _fill_transfer(frames[-1].store, transfer)
+    if orders.cancelled_ids:
+        cancel = worker_pb2.CancelTransfers(transfer_ids=orders.cancelled_ids)
+        frames.append(worker_pb2.AttachRequest(cancel_transfers=cancel))
+    return frames
+
+
+def _fill_transfer(
+    message: worker_pb2.FetchBlocks | worker_pb2.StoreBlocks, transfer: BlockTransfer
+) -> None:
+    message.transfer_id = transfer.transfer_id
+    message.block_ids = pack(transfer.block_ids)
+    message.tier_block_ids = pack(transfer.tier_blocks)
+    message.keys = pack(transfer.keys, UINT64)
 
 
 def to_logprobs(output: worker_pb2.ModelRunnerOutput) -> LogprobColumns | None:

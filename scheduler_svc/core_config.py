@@ -4,7 +4,7 @@ from pagewire.v1 import types_pb2, worker_pb2
 from scheduler_svc.config import ServiceConfig
 from scheduler_svc.core import KvGroup, RequirementKind, SchedulerConfig
 from scheduler_svc.worker.served import WrongWorker
-from wire.versions import MINOR_WITH_KV_GROUPS
+from wire.versions import HOST_TIER, MINOR_WITH_KV_GROUPS, MINOR_WITH_TIERS
 
 _KNOWN_KINDS = (
     worker_pb2.KV_GROUP_KIND_UNSPECIFIED,
@@ -31,6 +31,7 @@ def core_config(config: ServiceConfig, worker: worker_pb2.WorkerDescription) -> 
         num_state_snapshots=worker.num_state_snapshots if worker.has_states else 0,
         preemption=config.preemption,
         num_host_blocks=worker.num_host_blocks,
+        num_tier_blocks=num_tier_blocks(worker),
         hash_namespace=_namespace(worker),
         policy=config.policy,
         priority_ageing_s=config.priority_ageing_s,
@@ -59,6 +60,13 @@ def check_successor(before: SchedulerConfig, worker: worker_pb2.WorkerDescriptio
         raise WrongWorker("one of it and the worker before it makes snapshots of states")
     if set(before.prepared_kinds) - set(_prepared_kinds(worker)):
         raise WrongWorker("it does not prepare grammars, unlike the worker before it")
+
+
+def num_tier_blocks(worker: worker_pb2.WorkerDescription) -> int:
+    """Blocks of the worker's tier in host memory; 0: none that it and this scheduler both know."""
+    if worker.protocol_minor < MINOR_WITH_TIERS or worker.has_states or _kv_groups(worker):
+        return 0
+    return next((tier.num_blocks for tier in worker.tiers if tier.name == HOST_TIER), 0)
 
 
 def _kv_groups(worker: worker_pb2.WorkerDescription) -> tuple[KvGroup, ...]:

@@ -350,3 +350,5 @@ class Engine:
             for group in self.groups:
                 if group.core is not None and group.core.next_deadline_s is not None:
                     group.expire()
+                    if group.core.transfers.num_in_flight:
+                        group.wake()  # what waited for a copy that is late computes instead

@@ -17,7 +17,7 @@ from scheduler_svc.clients.registry import Clients
 from scheduler_svc.config import ServiceConfig
 from scheduler_svc.containment import Containment, CoreBroken
 from scheduler_svc.core import Preemption, Scheduler
-from scheduler_svc.core_config import check_successor, core_config
+from scheduler_svc.core_config import check_successor, core_config, num_tier_blocks
 from scheduler_svc.explain.trace import Trace
 from scheduler_svc.journal.recorder import Recorder
 from scheduler_svc.journal.start import make_core
@@ -25,6 +25,7 @@ from scheduler_svc.kv_events.start import Publisher, open_publisher
 from scheduler_svc.observe.step_profile import LoopProfile
 from scheduler_svc.speculation.start import problem_with_worker
 from scheduler_svc.stepping import ProfiledStepping, Stepping
+from scheduler_svc.transfers import TransferTraffic
 from scheduler_svc.worker.link import (
     AttachRefused,
     FencedOut,
@@ -316,6 +317,7 @@ class WorkerGroup:
             worker.num_blocks,
             worker.num_host_blocks,
             num_state_snapshots=worker.num_state_snapshots,
+            num_tier_blocks=num_tier_blocks(worker),
         )
         message = f"the new worker's KV cache of {worker.num_blocks} blocks is too small for it"
         self._clients.tell_ends(self.core.fail(self.core.misfits(), message))
@@ -345,6 +347,8 @@ class WorkerGroup:
     async def _step_by_step(self, link: WorkerLink, core: Scheduler) -> None:
         plain = Stepping(self._config, core, link, self._clients, self.trace, self.pace)
         self.state_check = plain.state_check
+        if core.transfers.num_tier_blocks:
+            plain.transfers = TransferTraffic(core, link, self.wake)
         link.on_prepared = partial(self._on_prepared, core)
         link.on_draining = partial(self.drain, "the worker is shutting down")
         while True:

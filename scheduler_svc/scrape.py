@@ -87,6 +87,34 @@ _OF_CORES = (
         "Of these, blocks that hold nothing.",
         lambda c: c.view.num_free_host_blocks,
     ),
+    _OfCore(
+        "tier_blocks",
+        "Blocks of host memory for what prompts have computed.",
+        lambda c: c.transfers.num_tier_blocks,
+    ),
+    _OfCore(
+        "tier_cached_blocks",
+        "Of these, blocks in which a prefix can be found.",
+        lambda c: c.transfers.num_held_tier_blocks,
+    ),
+    _OfCore(
+        "tier_fetched_blocks_total",
+        "Blocks that came from there: hits of the tier.",
+        lambda c: c.transfers.counts.num_fetched,
+    ),
+    _OfCore(
+        "tier_not_fetched_blocks_total",
+        "Blocks that were to come, and were computed: the copy was late or failed.",
+        lambda c: c.transfers.counts.num_not_fetched,
+    ),
+    _OfCore(
+        "tier_stored_blocks_total", "Blocks stored there.", lambda c: c.transfers.counts.num_stored
+    ),
+    _OfCore(
+        "tier_not_stored_blocks_total",
+        "Blocks dropped: too many were on their way there, or the copy failed.",
+        lambda c: c.transfers.counts.num_not_stored,
+    ),
     _OfCore("accepted_requests_total", "Requests accepted.", lambda c: c.num_accepted),
     _OfCore("steps_total", "Steps planned.", lambda c: c.counters.num_steps),
     _OfCore(

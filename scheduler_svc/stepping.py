@@ -26,6 +26,7 @@ from scheduler_svc.observe.step_log import log_step
 from scheduler_svc.observe.step_profile import LoopProfile
 from scheduler_svc.speculation.answered_step import AnsweredStep
 from scheduler_svc.speculation.start import make_drafter
+from scheduler_svc.transfers import TransferTraffic
 from scheduler_svc.worker.link import Answer, LinkLost, WorkerLink
 from scheduler_svc.worker.pace import Pace
 from scheduler_svc.worker.state_check import StateCheck, StateDiffers
@@ -60,6 +61,7 @@ class Stepping:
         self.state_check = StateCheck(core, interval)
         speculation = config.speculative_config
         self._drafter = None if speculation is None else make_drafter(speculation, core)
+        self.transfers: TransferTraffic | None = None  # to and from a tier, if there is one
         self._last_received_s: float | None = None  # the answer to a step with rows
 
     @property
@@ -80,6 +82,8 @@ class Stepping:
             await self._send(steps)
         if not self.awaits_answer and (plan := core.release()) is not None:
             await self._send((plan,))
+        if self.transfers is not None:
+            await self.transfers.send()
         # What was prepared on a lost worker is asked for again at the sequence's turn: with no step
         # in flight, no answer would bring this about.
         await self._prepare()

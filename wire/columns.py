@@ -5,6 +5,7 @@ from numpy.typing import NDArray
 
 INT32 = np.dtype("<i4")
 UINT32 = np.dtype("<u4")
+UINT64 = np.dtype("<u8")
 UINT8 = np.dtype("u1")
 
 

@@ -12,9 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from wire.columns import INT32, BadColumn, unpack
+from wire.columns import INT32, UINT64, BadColumn, unpack
 
-UINT64 = np.dtype("<u8")
 Hashes = NDArray[np.uint64]
 
 

@@ -90,6 +90,7 @@ class WorkerConfig:
     max_model_len: int = 0
     kv_cache_gib: float | None = None
     host_blocks: int = 0
+    host_tier_gib: float = 0.0
     state_snapshots: int | None = None
     gpu_memory_utilization: float | None = None
     threads: int = 0
@@ -158,6 +159,8 @@ class WorkerConfig:
         share, gib = self.gpu_memory_utilization, self.kv_cache_gib
         _require(share is None or 0 < share <= 1, "gpu_memory_utilization", share, "in (0, 1]")
         _require(gib is None or gib > 0, "kv_cache_gib", gib, "above 0")
+        tier = self.host_tier_gib
+        _require(0 <= tier < math.inf, "host_tier_gib", tier, "0 or more")
         if self.num_kv_blocks:
             for name, value in (("gpu_memory_utilization", share), ("kv_cache_gib", gib)):
                 _require(value is None, name, value, "left out where num_kv_blocks is given")
@@ -399,6 +402,11 @@ def _add_sizes(parser: argparse.ArgumentParser) -> None:
     add("--max-model-len", int, "maximum tokens of prompt plus output; 0: the model's own limit")
     add("--kv-cache-gib", float, "KV cache on cpu, GiB; None: up to 4 or a quarter of free memory")
     add("--host-blocks", int, "KV blocks in host memory for preemption by swap; 0: none")
+    add(
+        "--host-tier-gib",
+        float,
+        "GiB of host memory in which prompts' KV is kept after the cache has dropped it; 0: none",
+    )
     add(
         "--state-snapshots",
         int,

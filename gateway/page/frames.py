@@ -15,6 +15,7 @@ PHASES: dict[int, str] = {
     live_pb2.LIVE_PHASE_DECODE: "d",
     live_pb2.LIVE_PHASE_PREEMPTED: "e",
     live_pb2.LIVE_PHASE_WORKER_AWAY: "w",
+    live_pb2.LIVE_PHASE_KV: "k",
 }
 UNKNOWN_PHASE = "?"  # of a newer scheduler
 _LETTERS = bytes(ord(PHASES.get(value, UNKNOWN_PHASE)) for value in range(256))

@@ -93,6 +93,7 @@ OPTIONS: dict[str, tuple[str, ...]] = {
         "max-model-len",
         "kv-cache-gib",
         "host-blocks",
+        "host-tier-gib",
         "state-snapshots",
         "gpu-memory-utilization",
         "threads",

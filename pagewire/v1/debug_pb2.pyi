@@ -111,20 +111,22 @@ class DescribeRequestResponse(_message.Message):
     def __init__(self, request: _Optional[_Union[RequestSummary, _Mapping]] = ..., block_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[str] = ..., story: _Optional[_Iterable[str]] = ..., time_spent: _Optional[_Union[TimeSpent, _Mapping]] = ...) -> None: ...
 
 class TimeSpent(_message.Message):
-    __slots__ = ("queue_s", "prefill_s", "decode_s", "preempted_s", "worker_away_s", "grammar_s")
+    __slots__ = ("queue_s", "prefill_s", "decode_s", "preempted_s", "worker_away_s", "grammar_s", "kv_s")
     QUEUE_S_FIELD_NUMBER: _ClassVar[int]
     PREFILL_S_FIELD_NUMBER: _ClassVar[int]
     DECODE_S_FIELD_NUMBER: _ClassVar[int]
     PREEMPTED_S_FIELD_NUMBER: _ClassVar[int]
     WORKER_AWAY_S_FIELD_NUMBER: _ClassVar[int]
     GRAMMAR_S_FIELD_NUMBER: _ClassVar[int]
+    KV_S_FIELD_NUMBER: _ClassVar[int]
     queue_s: float
     prefill_s: float
     decode_s: float
     preempted_s: float
     worker_away_s: float
     grammar_s: float
-    def __init__(self, queue_s: _Optional[float] = ..., prefill_s: _Optional[float] = ..., decode_s: _Optional[float] = ..., preempted_s: _Optional[float] = ..., worker_away_s: _Optional[float] = ..., grammar_s: _Optional[float] = ...) -> None: ...
+    kv_s: float
+    def __init__(self, queue_s: _Optional[float] = ..., prefill_s: _Optional[float] = ..., decode_s: _Optional[float] = ..., preempted_s: _Optional[float] = ..., worker_away_s: _Optional[float] = ..., grammar_s: _Optional[float] = ..., kv_s: _Optional[float] = ...) -> None: ...
 
 class ExplainRequest(_message.Message):
     __slots__ = ("request_id",)

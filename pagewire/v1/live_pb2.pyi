@@ -17,6 +17,7 @@ class LivePhase(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     LIVE_PHASE_DECODE: _ClassVar[LivePhase]
     LIVE_PHASE_PREEMPTED: _ClassVar[LivePhase]
     LIVE_PHASE_WORKER_AWAY: _ClassVar[LivePhase]
+    LIVE_PHASE_KV: _ClassVar[LivePhase]
 LIVE_PHASE_UNSPECIFIED: LivePhase
 LIVE_PHASE_QUEUE: LivePhase
 LIVE_PHASE_GRAMMAR: LivePhase
@@ -24,6 +25,7 @@ LIVE_PHASE_PREFILL: LivePhase
 LIVE_PHASE_DECODE: LivePhase
 LIVE_PHASE_PREEMPTED: LivePhase
 LIVE_PHASE_WORKER_AWAY: LivePhase
+LIVE_PHASE_KV: LivePhase
 
 class WatchRequest(_message.Message):
     __slots__ = ("interval_s", "max_cells", "max_requests")

@@ -7,6 +7,7 @@ then `planner`, `state`, `slots`, `block_pool`, `prefix_cache`.
 
 from scheduler_svc.core.history.losses import hopeless
 from scheduler_svc.core.kv.block_moves import BlockMoves
+from scheduler_svc.core.kv.transfers import BlockTransfer, TransferOrders
 from scheduler_svc.core.queue.requirement_waits import Preparation, Preparations
 from scheduler_svc.core.request.config import Policy, Preemption, SchedulerConfig
 from scheduler_svc.core.request.kv_groups import KvGroup
@@ -35,6 +36,7 @@ __all__ = [
     "GRAMMAR",
     "AdmissionHold",
     "BlockMoves",
+    "BlockTransfer",
     "Cause",
     "Cut",
     "Drafts",
@@ -64,5 +66,6 @@ __all__ = [
     "StepPlan",
     "StepResult",
     "Timeline",
+    "TransferOrders",
     "hopeless",
 ]

@@ -11,7 +11,7 @@ from scheduler_svc.core.kv.prefix_cache import PrefixCache
 from scheduler_svc.core.queue.reservations import LEAD_S
 from scheduler_svc.core.request.block_hash import chain_with
 
-WITHOUT_SLOT = (Status.WAITING, Status.PREPARING, Status.PREEMPTED)
+WITHOUT_SLOT = (Status.WAITING, Status.PREPARING, Status.WAITING_FOR_KV, Status.PREEMPTED)
 
 
 def check_invariants(scheduler: Scheduler) -> None:
@@ -27,6 +27,7 @@ def check_invariants(scheduler: Scheduler) -> None:
     _check_host(scheduler)
     _check_fork_groups(scheduler)
     _check_requirements(scheduler)
+    _check_transfers(scheduler)
 
 
 def _check_sequences(scheduler: Scheduler) -> None:
@@ -90,6 +91,8 @@ def _check_blocks(scheduler: Scheduler) -> None:
             assert num_null <= max(blocks.group.num_null(computed), 0), "a live block was freed"
     fenced = [block_id for entry in state._fenced for block_id in entry.block_ids]
     hold.update(fenced)
+    if state.transfers is not None:
+        hold.update(state.transfers.held)
     assert state.num_fenced_blocks == len(fenced)
     for block_id in range(1, pool.num_blocks):
         assert pool.ref_count(block_id) == hold[block_id]
@@ -274,3 +277,34 @@ def _check_requirements(scheduler: Scheduler) -> None:
     assert len(waits._asked) + waits.num_ready <= 2 * scheduler.config.max_num_seqs
     assert not asked.keys() & set(waits._dropped)
     assert not state.is_worker_away or not waits._ready
+
+
+def _check_transfers(scheduler: Scheduler) -> None:
+    """Transfers hold their blocks until they are answered; before, none of these is found."""
+    state, transfers = scheduler.internal_state, scheduler.internal_state.transfers
+    fetching = state.waiting.fetching
+    for sequence in scheduler.live():
+        assert (sequence.status is Status.WAITING_FOR_KV) == (sequence in fetching)
+    if transfers is None:
+        assert not fetching
+        return
+    in_flight, pool = transfers._in_flight, transfers.tier.pool
+    awaited = {in_flight[transfer_id] for transfer_id in fetching.values()}
+    assert all(one.is_fetch and not one.is_cancelled for one in awaited), "it waits for nothing"
+    fetches = [one for one in in_flight.values() if one.is_fetch]
+    assert all(one in awaited or one.is_cancelled for one in fetches), "no sequence awaits it"
+    assert transfers.num_held == len(transfers.held)
+    held = Counter(block for one in in_flight.values() for block in one.order.tier_blocks)
+    for block in range(1, pool.num_blocks):
+        assert pool.ref_count(block) == held[block], "a block of the tier is lost or doubled"
+    for one in in_flight.values():
+        for block_id, block in zip(one.order.block_ids, one.order.tier_blocks, strict=True):
+            found = state.pool.hash_of(block_id) if one.is_fetch else pool.hash_of(block)
+            assert found is None, "found before it is whole"
+            assert not one.is_fetch or state.pool.ref_count(block_id) == 1, "filled and used"
+        assert one.is_taken != (one.order.transfer_id in transfers._not_taken)
+    stores = [one for one in in_flight.values() if not one.is_fetch]
+    assert transfers._num_storing == sum(len(one.chain) for one in stores)
+    assert set(transfers._fetching.values()) <= {one.order.transfer_id for one in fetches}
+    waiting = set(state.waiting)
+    assert transfers.num_tries.keys() <= waiting, "it has entered or left"

@@ -43,7 +43,9 @@ from scheduler_svc.core.step.plan import (
     StepResult,
 )
 from scheduler_svc.core.step.planner import Planner
-from scheduler_svc.core.step.state import SchedulerState
+from scheduler_svc.core.step.state import SchedulerState, WorkerRoom
+from scheduler_svc.core.step.tier_use import store_prompts
+from scheduler_svc.core.step.transfers import Transfers
 from scheduler_svc.core.view import View
 
 
@@ -65,6 +67,7 @@ class Scheduler:
         self.recent = Recent()
         self._deadlines = Deadlines()
         self.migration = Migration(self.internal_state, self._live, self._deadlines)
+        self.transfers = Transfers(self.internal_state)
         self._unfinished = Unfinished()  # of the call in progress
         self._lost_steps = LostSteps()
         self.num_accepted = 0
@@ -83,12 +86,15 @@ class Scheduler:
 
     @property
     def next_deadline_s(self) -> float | None:
-        """The earliest deadline of a live sequence, in seconds; None when no sequence has one."""
-        return self._deadlines.next_s
+        """The earliest deadline of a sequence or a fetch, in seconds; None when there is none."""
+        both_s = self._deadlines.next_s, self.transfers.next_due_s
+        return min((due_s for due_s in both_s if due_s is not None), default=None)
 
     def expire(self, now_s: float) -> list[Finished]:
         """Advances the time; returns the ends of those past their deadline, with their times."""
         self.now_s = now_s
+        if self.internal_state.transfers is not None:
+            self.transfers.expire()
         due = self._deadlines.take_due(now_s)
         finished = [self._finish(s, FinishReason.EXPIRED, expiry_of(s, self.now_s)) for s in due]
         if finished:
@@ -314,6 +320,8 @@ class Scheduler:
             finished += self._finish_all(token_update.ends)
             state.renew_running()
         state.acknowledge(plan.step_id)
+        if state.transfers is not None and plan.num_prefill_tokens:
+            store_prompts(state, plan)
         if state.suspects:
             clear_suspects(plan)
             state.note_suspects(state.suspects)
@@ -338,6 +346,7 @@ class Scheduler:
         num_host_blocks: int | None = None,
         is_death: bool = False,
         num_state_snapshots: int | None = None,
+        num_tier_blocks: int | None = None,
     ) -> int:
         """Sends running sequences back to the queue, with their tokens: the worker is gone.
 
@@ -356,12 +365,14 @@ class Scheduler:
         for sequence in self._live.values():
             sequence.timeline.enter(Phase.WORKER_AWAY, self.now_s)
             sequence.num_prompt_outputs_planned = sequence.num_prompt_outputs_delivered
-        if num_host_blocks is None:
-            num_host_blocks = state.host.num_blocks
-        if num_state_snapshots is None:
-            num_state_snapshots = state.num_state_snapshots
-        num_blocks = num_blocks or state.pool.num_blocks
-        num_ran = state.evacuate(num_blocks, num_host_blocks, num_state_snapshots)
+        num_ran = state.evacuate(
+            WorkerRoom(
+                num_blocks or state.pool.num_blocks,
+                _new_or(num_host_blocks, state.host.num_blocks),
+                _new_or(num_state_snapshots, state.num_state_snapshots),
+                _new_or(num_tier_blocks, self.transfers.num_tier_blocks),
+            )
+        )
         if is_death:
             self.judge_loss(is_death=True)
         return num_ran
@@ -416,3 +427,7 @@ class Scheduler:
         finished = [self._finish(s, FinishReason.ERROR, message) for s in sequences]
         self._leave()
         return finished
+
+
+def _new_or(new: int | None, before: int) -> int:
+    return before if new is None else new

@@ -107,6 +107,7 @@ def to_time_spent(spent_s: dict[Phase, float]) -> debug_pb2.TimeSpent:
         preempted_s=spent_s[Phase.PREEMPTED],
         worker_away_s=spent_s[Phase.WORKER_AWAY],
         grammar_s=spent_s[Phase.PREPARING],
+        kv_s=spent_s[Phase.KV],
     )
 
 

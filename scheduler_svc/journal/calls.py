@@ -21,15 +21,17 @@ from scheduler_svc.core import (
     StepOutputs,
     StepPlan,
     StepResult,
+    TransferOrders,
 )
 from scheduler_svc.core.history.migration import Migration
 from scheduler_svc.core.queue.deadlines import Deadlines
 from scheduler_svc.core.step.plan import NO_DRAFTS
 from scheduler_svc.core.step.state import SchedulerState
+from scheduler_svc.core.step.transfers import Transfers
 from scheduler_svc.journal.older import CALLS
 
 # Calls that change the core. `now_s` is the property being set; those of `_MOVES` are methods of
-# `migration`.
+# `migration`, and those of `_TRANSFERS` of `transfers`.
 EVENTS = frozenset(
     (
         "abort",
@@ -55,6 +57,8 @@ EVENTS = frozenset(
         "set_priority",
         "skip",
         "take_preparations",
+        "take_transfers",
+        "transfer_done",
         "update",
         "worker_back",
         "worker_lost",
@@ -66,6 +70,7 @@ SET_STOP_IDS = "set_stop_ids"
 QUESTIONS = frozenset(
     (
         "can_hold",
+        "counts",
         "find",
         "follow_caches",  # notes for those outside, on which no plan depends
         "is_cutting",
@@ -73,16 +78,20 @@ QUESTIONS = frozenset(
         "live",
         "misfits",
         "next_deadline_s",
+        "next_due_s",
         "num_cached_tokens",
         "num_cached_tokens",
+        "num_held_tier_blocks",
         "num_in_flight",
         "num_running",
+        "num_tier_blocks",
         "num_waiting",
         "oldest_in_flight",
         "take_cache_changes",
     )
 )
 
+_TRANSFERS = ("take_transfers", "transfer_done")
 _MOVES = ("close", "migrate_in", "migrate_out", "migrate_waiting", "reopen")
 
 Answer = TypeVar("Answer")
@@ -98,6 +107,7 @@ PARTS = frozenset(
         "output_lengths",
         "recent",
         "internal_state",
+        "transfers",
         "view",
     )
 )
@@ -117,7 +127,9 @@ def perform(core: Scheduler, call: str, arguments: tuple[Any, ...]) -> Any:
         return _set_stop_ids(core, *arguments)
     if call not in EVENTS:
         raise UnknownCall(f"{call} is no call of this version of the core")
-    owner = core.migration if call in _MOVES else core
+    owner: Any = core.migration if call in _MOVES else core
+    if call in _TRANSFERS:
+        owner = core.transfers
     return getattr(owner, call)(*arguments)
 
 
@@ -145,6 +157,7 @@ class TappedScheduler(Scheduler):
         self.migration = _TappedMigration(
             self.internal_state, self._live, self._deadlines, self._tell
         )
+        self.transfers = _TappedTransfers(self.internal_state, self._tell)
         self._is_inside = False
 
     def _tell(self, event: str, call: Callable[..., Answer], *arguments: Any) -> Answer:
@@ -225,8 +238,9 @@ class TappedScheduler(Scheduler):
         num_host_blocks: int | None = None,
         is_death: bool = False,
         num_state_snapshots: int | None = None,
+        num_tier_blocks: int | None = None,
     ) -> int:
-        worker = num_blocks, num_host_blocks, is_death, num_state_snapshots
+        worker = num_blocks, num_host_blocks, is_death, num_state_snapshots, num_tier_blocks
         return self._tell("worker_lost", super().worker_lost, *worker)
 
     def judge_loss(self, is_death: bool) -> None:
@@ -277,3 +291,20 @@ class _TappedMigration(Migration):
         self._tell(
             "migrate_in", lambda _: super(_TappedMigration, self).migrate_in(sequence), as_it_came
         )
+
+
+class _TappedTransfers(Transfers):
+    """Reports what is ordered of a tier, and what came of it."""
+
+    def __init__(self, state: SchedulerState, tell: Callable[..., Any]) -> None:
+        super().__init__(state)
+        self._tell = tell
+
+    def take_transfers(self, s_per_block: float = 0.0) -> TransferOrders | None:
+        orders: TransferOrders | None = self._tell(
+            "take_transfers", super().take_transfers, s_per_block
+        )
+        return orders
+
+    def transfer_done(self, transfer_id: int, num_blocks: int) -> None:
+        self._tell("transfer_done", super().transfer_done, transfer_id, num_blocks)

@@ -19,6 +19,7 @@ from scheduler_svc.core import (
     Sequence,
     StepOutputs,
     StepPlan,
+    TransferOrders,
 )
 from scheduler_svc.journal import values
 from scheduler_svc.journal.calls import SET_STOP_IDS
@@ -91,7 +92,19 @@ def _outcome(answer: Any) -> Any:
             return {"ended": _ends([answer])}
         case [Finished(), *_]:
             return {"ended": _ends(answer)}
+        case TransferOrders():
+            return _transfers(answer)
     return None
+
+
+def _transfers(orders: TransferOrders) -> dict[str, list[Any]]:
+    """The blocks by transfer; keys are of tokens, which a recording may replace."""
+    named = ("fetches", orders.fetches), ("stores", orders.stores)
+    found: dict[str, list[Any]] = {
+        name: [[one.transfer_id, one.block_ids, one.tier_blocks] for one in transfers]
+        for name, transfers in named
+    }
+    return found | {"cancelled": list(orders.cancelled_ids)}
 
 
 def _ends(finished: list[Finished]) -> list[list[object]]:

@@ -219,6 +219,8 @@ class _WorkerReplay:
         ):
             if ours != theirs:
                 raise NotReplayable(f"the worker's {what} is {theirs}, recorded was {ours}")
+        if recorded.tiers:
+            raise NotReplayable("blocks came from a tier: a worker is not given them again")
         for what in _NO_LESS:
             least, there = getattr(recorded, what), getattr(worker, what)
             if there < least:

@@ -22,6 +22,7 @@ MAX_BARS = 32
 PHASES = {
     Phase.QUEUE: live_pb2.LIVE_PHASE_QUEUE,
     Phase.PREPARING: live_pb2.LIVE_PHASE_GRAMMAR,
+    Phase.KV: live_pb2.LIVE_PHASE_KV,
     Phase.PREFILL: live_pb2.LIVE_PHASE_PREFILL,
     Phase.DECODE: live_pb2.LIVE_PHASE_DECODE,
     Phase.PREEMPTED: live_pb2.LIVE_PHASE_PREEMPTED,

@@ -51,7 +51,7 @@ OWN = (
         "Seconds that a request which ended had spent in a phase, if it was in it.",
         "phase",
         tuple(map(phase_label, Phase)),
-        is_sparse=True,  # most requests are in three of the six
+        is_sparse=True,  # most requests are in three of the seven
     ),
     histogram(
         STEPS,

@@ -5,7 +5,7 @@ and makes a new link.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass
 
 import grpc
@@ -85,6 +85,10 @@ class WorkerLink:
         self.watch = Watch(patience if beats else None)
         # Receives answers about grammars, which may come at any time.
         self.on_prepared: Callable[[worker_pb2.GrammarPrepared], None] = lambda _: None
+        # Receives the ends of transfers, which may come at any time, too.
+        self.on_transfer_done: Callable[[worker_pb2.TransferDone], None] = lambda _: None
+        # For how long a transfer that was cancelled is not answered, after so many seconds more.
+        self.s_since_cancel: Callable[[float], float] = lambda _: 0.0
         # Called when the worker says that it was asked to end; perhaps more than once.
         self.on_draining: Callable[[], None] = lambda: None
         self._stream = stream
@@ -110,6 +114,11 @@ class WorkerLink:
     async def prepare(self, preparations: worker_pb2.PrepareGrammars) -> None:
         """Asks the worker to prepare grammars; it answers each one to `on_prepared`."""
         await self._write(worker_pb2.AttachRequest(prepare=preparations))
+
+    async def transfer(self, frames: Iterable[worker_pb2.AttachRequest]) -> None:
+        """Asks for transfers, or for their end; the worker answers each to `on_transfer_done`."""
+        for frame in frames:
+            await self._write(frame)
 
     async def _write(self, frame: worker_pb2.AttachRequest) -> None:
         try:
@@ -149,6 +158,9 @@ class WorkerLink:
                 self.watch.output_came()
                 if response.HasField("grammar_prepared"):
                     self.on_prepared(response.grammar_prepared)
+                    continue
+                if response.HasField("transfer_done"):
+                    self.on_transfer_done(response.transfer_done)
                     continue
                 return response.skipped if response.HasField("skipped") else response.output
             if why := self.watch.heartbeat_came(response.heartbeat):

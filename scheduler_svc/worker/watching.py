@@ -37,6 +37,9 @@ async def watch_over(
                 pace.gave_up(oldest, step_s)
                 why = f"no answer to step {oldest.step_id} within {limit_s:.1f} s"
                 loss = PeerLoss.DEATH if link.watch.is_heard else PeerLoss.UNCLEAR
+        if link.s_since_cancel(min(elapsed_s, 2 * TICK_S)) > step_timeout_s:
+            why = f"no answer to a transfer within {step_timeout_s:.1f} s of its cancellation"
+            loss = PeerLoss.DEATH if link.watch.is_heard else PeerLoss.UNCLEAR
         if why:
             link.lose(why, loss)
             return

@@ -6,7 +6,7 @@ Each field that the receiver acts on is set. `test_wire.py` holds their bytes.
 from google.protobuf.message import Message
 
 from pagewire.v1 import fleet_pb2, scheduler_pb2, timing_pb2, types_pb2, worker_pb2
-from wire.columns import pack
+from wire.columns import UINT64, pack
 
 MODEL = types_pb2.ModelInfo(
     model="m",
@@ -168,6 +168,43 @@ STEPS: dict[str, Message] = {
     ),
     "a grammar that cannot be followed": worker_pb2.AttachResponse(
         grammar_prepared=worker_pb2.GrammarPrepared(preparation_id=7, problem="a dead end")
+    ),
+    "a worker with a tier": worker_pb2.AttachResponse(
+        description=worker_pb2.WorkerDescription(
+            protocol_minor=5,
+            tiers=[worker_pb2.KvTier(name="host", num_blocks=4096, bytes_per_block=2**31)],
+        )
+    ),
+    "blocks to fill from a tier": worker_pb2.AttachRequest(
+        fetch=worker_pb2.FetchBlocks(
+            transfer_id=2**64 - 1,
+            tier="host",
+            block_ids=pack([5, 2**31 - 1]),
+            tier_block_ids=pack([1, 2]),
+            keys=pack([2**64 - 1, 0, 7, 2**63], UINT64),
+        )
+    ),
+    "blocks to keep in a tier": worker_pb2.AttachRequest(
+        store=worker_pb2.StoreBlocks(
+            transfer_id=3,
+            tier="host",
+            block_ids=pack([5]),
+            tier_block_ids=pack([9]),
+            keys=pack([11, 12], UINT64),
+        )
+    ),
+    "transfers to end": worker_pb2.AttachRequest(
+        cancel_transfers=worker_pb2.CancelTransfers(transfer_ids=[3, 2**64 - 1])
+    ),
+    "a transfer that ended early": worker_pb2.AttachResponse(
+        transfer_done=worker_pb2.TransferDone(
+            transfer_id=2**64 - 1,
+            num_blocks=1,
+            problem="it was cancelled",
+            num_bytes=2**40,
+            duration_us=6_400_000,
+            queued_us=3,
+        )
     ),
     "a step that failed": worker_pb2.AttachResponse(
         output=worker_pb2.ModelRunnerOutput(step_id=301, error="CUDA error")

@@ -62,6 +62,7 @@ class FakeRunner:
         self.gate.set()
         self.has_begun = threading.Event()
         self.is_asynchronous = False
+        self.tier = None
         self.recording = None
 
     def launch(self, step: StepInput, queue_us: int) -> StepOutput:

@@ -4,6 +4,8 @@ All copies are launched in the order of the device's stream, so a step's rows se
 the host does not wait. The scheduler decides which blocks are copied.
 """
 
+import math
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -13,7 +15,7 @@ from worker_svc.device.transfer import upload
 from worker_svc.protocol.step import IntColumn, StepMoves
 
 # Blocks copied at a time, through a buffer on the device of that size.
-_BLOCKS_AT_ONCE = 32
+BLOCKS_AT_ONCE = 32
 
 
 class BlockMover:
@@ -25,6 +27,11 @@ class BlockMover:
         # A block's layers are contiguous here, so that one copy moves it.
         pages = (num_host_blocks, *kv_cache.block_shape)
         self._host = empty_pages(pages, kv_cache.moved_dtype, device)
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one block, in all layers."""
+        return math.prod(self._kv_cache.block_shape) * self._kv_cache.moved_dtype.itemsize
 
     def apply(self, moves: StepMoves) -> None:
         """Swaps out, swaps in, copies; in this order."""
@@ -55,6 +62,6 @@ class BlockMover:
 
 
 def _parts(first: IntColumn, second: IntColumn) -> list[tuple[IntColumn, IntColumn]]:
-    cuts = np.arange(_BLOCKS_AT_ONCE, len(first), _BLOCKS_AT_ONCE)
+    cuts = np.arange(BLOCKS_AT_ONCE, len(first), BLOCKS_AT_ONCE)
     pairs = zip(np.split(first, cuts), np.split(second, cuts), strict=True)
     return [(some, others) for some, others in pairs if len(some)]

@@ -40,6 +40,7 @@ from worker_svc.protocol.step import (
 from worker_svc.runner.batch_state import BatchState, Staged
 from worker_svc.runner.block_mover import BlockMover
 from worker_svc.runner.draft_model import DraftModel
+from worker_svc.runner.host_tier import HostTier
 from worker_svc.runner.inputs import ModelInputs
 from worker_svc.runner.rows import RowDrafts, Rows
 from worker_svc.runner.state_saves import DueSaves
@@ -112,6 +113,9 @@ class ModelRunner(ABC):
         self._kv_cache = kv_cache
         self._device = device
         self._mover = BlockMover(kv_cache, limits.num_host_blocks, device)
+        self.tier: HostTier | None = None
+        if limits.num_tier_blocks:
+            self.tier = HostTier(kv_cache, limits.num_tier_blocks, device)
 
     @property
     def device(self) -> torch.device:

@@ -15,6 +15,7 @@ from worker_svc.protocol import codec
 from worker_svc.protocol.codec import Heartbeat, Hello
 from worker_svc.protocol.preparations import encode_prepared
 from worker_svc.protocol.step import BadStep, CutRequest, StepInput, StepOutput
+from worker_svc.protocol.transfers import TransferEnd, encode_done
 from worker_svc.serving.session_errors import StepGap
 
 MAX_FRAMES_IN_FLIGHT = 6  # three with steps, and as many emptied by cuts
@@ -93,6 +94,11 @@ class SchedulerStream:
         """Sends what became of a preparation, from any thread."""
         if not self.is_over:
             self.outbox.put(encode_prepared(preparation_id, problem))
+
+    def transfer_done(self, transfer_id: int, end: TransferEnd) -> None:
+        """Sends what became of a transfer, from any thread."""
+        if not self.is_over:
+            self.outbox.put(encode_done(transfer_id, end))
 
     def next_frame(self) -> bytes | None:
         """Waits for the next frame to send; returns a heartbeat after an interval without one, None

@@ -20,6 +20,7 @@ from wire.versions import STEP_MINOR
 from worker_svc.config import DTYPES
 from worker_svc.device.step_clock import DecodeTime
 from worker_svc.protocol import codec
+from worker_svc.protocol.kv_groups import LayerGroup
 from worker_svc.protocol.step import BadStep
 from worker_svc.serving.pending_hellos import PendingHellos
 from worker_svc.serving.scheduler_stream import SchedulerStream
@@ -32,7 +33,7 @@ from worker_svc.serving.session_errors import (
     TakenOver,
     UnknownProtocol,
 )
-from worker_svc.startup.description import Description, ModelFacts
+from worker_svc.startup.description import Description, ModelFacts, TierFacts
 from worker_svc.startup.kv_sizing import CacheTooSmall
 from worker_svc.startup.lifecycle import Lifecycle, WorkerPhase, WrongPhase
 
@@ -170,7 +171,7 @@ class WorkerService:
                 check.check(frame)
                 if self._session.cut(stream, frame):  # handled now, ahead of the queued frames
                     continue
-                if self._session.prepare(stream, frame):
+                if self._session.prepare(stream, frame) or self._session.transfer(stream, frame):
                     continue
                 stream.wait_for_room()
                 if stream.is_over:
@@ -242,6 +243,13 @@ def to_decode_time(spent: DecodeTime) -> timing_pb2.DecodeTime:
     )
 
 
+def to_tier(tier: TierFacts) -> worker_pb2.KvTier:
+    """Converts memory that blocks are kept in to protobuf."""
+    return worker_pb2.KvTier(
+        name=tier.name, num_blocks=tier.num_blocks, bytes_per_block=tier.bytes_per_block
+    )
+
+
 def to_description(description: Description) -> worker_pb2.WorkerDescription:
     """Converts a worker's description to protobuf."""
     return worker_pb2.WorkerDescription(
@@ -279,18 +287,20 @@ def to_description(description: Description) -> worker_pb2.WorkerDescription:
         if description.draft_model is None
         else to_model_info(description.draft_model),
         protocol_minor=STEP_MINOR,
-        kv_groups=[
-            worker_pb2.KvGroup(
-                block_size=group.block_size,
-                window=group.window or 0,
-                kind=worker_pb2.KV_GROUP_KIND_KEYS_AND_VALUES,
-            )
-            for group in description.kv_groups
-        ],
+        tiers=[to_tier(tier) for tier in description.tiers],
+        kv_groups=[_to_kv_group(group) for group in description.kv_groups],
         rehearsed_steps=[
             timing_pb2.RehearsedStep(num_tokens=num_tokens, seconds=seconds)
             for num_tokens, seconds in description.rehearsed_s.items()
         ],
+    )
+
+
+def _to_kv_group(group: LayerGroup) -> worker_pb2.KvGroup:
+    return worker_pb2.KvGroup(
+        block_size=group.block_size,
+        window=group.window or 0,
+        kind=worker_pb2.KV_GROUP_KIND_KEYS_AND_VALUES,
     )
 
 

@@ -21,6 +21,7 @@ from worker_svc.protocol import codec
 from worker_svc.protocol.codec import Hello
 from worker_svc.protocol.preparations import GrammarOrders, decode_orders
 from worker_svc.protocol.step import BadStep, StepInput, StepOutput
+from worker_svc.protocol.transfers import CancelOrder, decode_transfer
 from worker_svc.runner.model_runner import ModelRunner, Pending, failed
 from worker_svc.serving.hold import Hold
 from worker_svc.serving.scheduler_stream import SchedulerStream, StreamProgress
@@ -119,7 +120,15 @@ class Session:
             self._lifecycle.ready_runner().state.grammars.drop_all()
             self._ranks.prepare(b"")
         finally:
-            stream.greet(frame)
+            self._greet_after_transfers(stream, frame)
+
+    def _greet_after_transfers(self, stream: SchedulerStream, frame: bytes) -> None:
+        """Sends the first frame once no transfer of an older stream reads or writes a block."""
+        greet, tier = partial(stream.greet, frame), self._lifecycle.ready_runner().tier
+        if tier is None:
+            greet()
+        else:
+            tier.when_done(greet)
 
     def prepare(self, stream: SchedulerStream, frame: bytes) -> bool:
         """Starts to prepare a frame's grammars; returns False for any other frame."""
@@ -139,6 +148,26 @@ class Session:
             return
         self._ranks.prepare(frame)
         self._lifecycle.ready_runner().state.grammars.take_orders(orders, stream.grammar_prepared)
+
+    def transfer(self, stream: SchedulerStream, frame: bytes) -> bool:
+        """Starts a frame's transfer, or ends some early; returns False for any other frame."""
+        runner = self._lifecycle.ready_runner()
+        try:
+            order = decode_transfer(frame, runner.limits)
+        except BadStep as error:
+            log.warning("epoch %d ends: %s", stream.epoch, error)
+            self.end(stream, error)
+            return True
+        if order is None:
+            return False
+        stream.count_frame()
+        if (tier := runner.tier) is None:
+            return True  # a cancel: there is nothing to end
+        if isinstance(order, CancelOrder):
+            tier.cancel(order.transfer_ids)
+        else:
+            tier.submit(order, lambda: stream.is_over, stream.transfer_done)
+        return True
 
     def submit(self, stream: SchedulerStream, frame: bytes) -> None:
         """Queues a frame for the compute thread."""

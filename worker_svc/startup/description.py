@@ -33,6 +33,15 @@ class ModelFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class TierFacts:
+    """Memory besides the cache that blocks are kept in, by content."""
+
+    name: str
+    num_blocks: int
+    bytes_per_block: int
+
+
+@dataclass(frozen=True, slots=True)
 class Description:
     """Everything that a scheduler needs to know about this worker."""
 
@@ -50,6 +59,7 @@ class Description:
     attention_timings: tuple[AttentionTiming, ...] = ()  # empty without a choice
     gemm_choices: Mapping[GemmShape, GemmChoice] = field(default_factory=dict)  # by shape
     num_host_blocks: int = 0
+    tiers: tuple[TierFacts, ...] = ()
     verifies_drafts: bool = False
     draft_model: ModelFacts | None = None  # None: it has none
     rank: int = 0

@@ -70,12 +70,15 @@ def require_one_sequence(num_blocks: int, limits: Limits) -> None:
         )
 
 
-def require_host_memory(num_host_blocks: int, block_bytes: int) -> None:
-    """Raises CacheTooSmall if available memory is smaller than the host blocks."""
-    needed, available = num_host_blocks * block_bytes, available_memory_bytes()
+def require_host_memory(num_host_blocks: int, block_bytes: int, num_tier_blocks: int = 0) -> None:
+    """Raises CacheTooSmall if available memory is smaller than the host blocks and the tier."""
+    num_blocks, available = num_host_blocks + num_tier_blocks, available_memory_bytes()
+    needed = num_blocks * block_bytes
     if needed > available:
+        of_tier = f" and {num_tier_blocks} of host_tier_gib," if num_tier_blocks else ""
         raise CacheTooSmall(
-            f"host_blocks {num_host_blocks} of {block_bytes} bytes need {needed / GIB:.2f} GiB, "
+            f"host_blocks {num_host_blocks}{of_tier} of {block_bytes} bytes need "
+            f"{needed / GIB:.2f} GiB, "
             f"{available / GIB:.2f} GiB of memory are available"
         )
 

@@ -16,6 +16,7 @@ from kernels.gemm import cublas_lt
 from pagewire.gguf.files import read_file
 from wire.grammar import Vocabulary, read_vocabulary
 from wire.grammar_check.checks import GrammarChecks, VocabularySource
+from wire.versions import HOST_TIER
 from worker_svc.attention.backend import LayerChoices
 from worker_svc.attention.flash_attn import Setup
 from worker_svc.attention.kv_plan import KvPlan
@@ -39,6 +40,7 @@ from worker_svc.sampling.grammars import Grammars
 from worker_svc.startup import (
     draft_model,
     early_sizing,
+    host_tier,
     implementation,
     key_offsets,
     kv_groups,
@@ -46,7 +48,13 @@ from worker_svc.startup import (
     kv_sizing,
     precompile,
 )
-from worker_svc.startup.description import TOKENIZER, Description, ModelFacts, facts_of
+from worker_svc.startup.description import (
+    TOKENIZER,
+    Description,
+    ModelFacts,
+    TierFacts,
+    facts_of,
+)
 from worker_svc.startup.draft_model import LoadedDraft
 from worker_svc.startup.precompile import Precompile
 from worker_svc.tuning import attention
@@ -289,8 +297,12 @@ def build_runner(config: WorkerConfig, model: LoadedModel, num_blocks: int) -> M
         limits.block_size,
         num_blocks * _block_bytes(config, model) / kv_sizing.GIB,
     )
-    kv_sizing.require_host_memory(config.host_blocks, group.size * _block_bytes(config, model))
-    return _runner(config, model, num_blocks, config.host_blocks)
+    num_tables = 1 if model.kv_plan is None else 1 + len(model.kv_plan.groups)
+    host_tier.require_tiered(config, model.decoder, num_tables)
+    block_bytes = group.size * _block_bytes(config, model)
+    num_tier_blocks = host_tier.num_tier_blocks(config, block_bytes)
+    kv_sizing.require_host_memory(config.host_blocks, block_bytes, num_tier_blocks)
+    return _runner(config, model, num_blocks, config.host_blocks, num_tier_blocks)
 
 
 def describe(model: LoadedModel, runner: ModelRunner, incarnation: int) -> Description:
@@ -314,12 +326,19 @@ def describe(model: LoadedModel, runner: ModelRunner, incarnation: int) -> Descr
         world_size=model.decoder.group.size,
         all_reduce=model.decoder.group.adds_up_by,
         num_host_blocks=limits.num_host_blocks,
+        tiers=_tiers(runner),
         verifies_drafts=runner.verifies_drafts,
         has_states=model.decoder.states is not None,
         num_state_snapshots=limits.num_state_snapshots,
         kv_groups=limits.kv_groups,
         draft_model=None if model.draft is None else model.draft.facts,
     )
+
+
+def _tiers(runner: ModelRunner) -> tuple[TierFacts, ...]:
+    if runner.tier is None:
+        return ()
+    return (TierFacts(HOST_TIER, runner.limits.num_tier_blocks, runner.tier.block_bytes),)
 
 
 def _kv_layout(model: LoadedModel, limits: Limits) -> str:
@@ -413,12 +432,16 @@ def _num_blocks_that_fit(config: WorkerConfig, model: LoadedModel) -> int:
 
 
 def _runner(
-    config: WorkerConfig, model: LoadedModel, num_blocks: int, num_host_blocks: int = 0
+    config: WorkerConfig,
+    model: LoadedModel,
+    num_blocks: int,
+    num_host_blocks: int = 0,
+    num_tier_blocks: int = 0,
 ) -> ModelRunner:
     kv_cache = kv_groups.cache_for(model.decoder, model.kv_plan, num_blocks, config.block_size)
     limits = _limits(config, model, num_blocks, num_host_blocks)
     num_snapshots = _num_state_snapshots(config, model, limits.max_num_seqs)
-    limits = replace(limits, num_state_snapshots=num_snapshots)
+    limits = replace(limits, num_state_snapshots=num_snapshots, num_tier_blocks=num_tier_blocks)
     model.decoder.make_states(limits.max_num_seqs, num_snapshots)
     grammars = _grammars(model)
     made: type[ModelRunner] = EagerRunner

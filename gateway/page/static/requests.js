@@ -3,7 +3,7 @@
 import { byId, el, setText } from "./dom.js";
 
 const STAGES = ["q", "g", "p", "d"];
-const NAMES = { q: "queue", g: "grammar", p: "prefill", d: "decode", e: "preempted", w: "worker away", "?": "unknown" };
+const NAMES = { q: "queue", g: "grammar", p: "prefill", d: "decode", e: "preempted", w: "worker away", k: "KV", "?": "unknown" };
 
 class Row {
   constructor() {
@@ -31,7 +31,8 @@ class Row {
     const isLost = phase === "e" || phase === "w";
     this.root.className = isLost ? "lost" : "";
     // One that lost its slot stands again before the prefill, which computes its tokens anew.
-    const now = STAGES.indexOf(isLost ? (hasOutput ? "p" : "q") : phase);
+    const before = isLost ? (hasOutput ? "p" : "q") : phase === "k" ? "q" : phase;
+    const now = STAGES.indexOf(before);
     this.track.forEach((cell, at) => {
       cell.classList.toggle("past", at < now && STAGES[at] !== "g");
       cell.classList.toggle("now", at === now);

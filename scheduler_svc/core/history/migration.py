@@ -56,6 +56,8 @@ class Migration:
         while (sequence := state.waiting.take()) is not None:
             leaving.append(sequence)
         leaving += state.waiting.take_held()
+        if state.transfers is not None:
+            state.transfers.cancel_fetches(())
         for sequence in reversed(staying):
             leaving.remove(sequence)
             state.enqueue(sequence)
@@ -78,6 +80,7 @@ class Migration:
         state.fork_groups.remove(sequence)
         state.suspects.discard(sequence)
         state.host.release(sequence)
+        state.stop_fetching(sequence, was_awaited=False)
         sequence.lose_kv()
 
     def can_hold(self, sequence: Sequence) -> bool:

@@ -65,7 +65,7 @@ def _seal_next(
     if cache.changes is not None:
         for sequence, block in zip(map(table.sequence.__getitem__, index), sealed, strict=True):
             assert sequence is not None
-            keys += _keys(sequence.request, (int(block),), blocks.block_size)
+            keys += keys_of(sequence.request, (int(block),), blocks.block_size)
     cache.insert(blocks.block_table[place], hashes, parents, token_ids, origins, keys)
     blocks.last_hash[index] = hashes
     blocks.num_sealed[index] = sealed + 1
@@ -85,14 +85,14 @@ def _seal_until(
     block_ids = blocks.block_table[slot, begin:until]
     content, origins = token_ids.reshape(-1, size)[begin:], sequence.origins
     of_blocks = None if origins is None else origins.of_blocks(begin, until, size)
-    keys = () if cache.changes is None else _keys(sequence.request, range(begin, until), size)
+    keys = () if cache.changes is None else keys_of(sequence.request, range(begin, until), size)
     cache.insert(block_ids, hashes[begin:], parents, content, of_blocks, keys)
     blocks.last_hash[slot] = hashes[-1]
     blocks.num_sealed[slot] = until
     blocks.seal_at[slot] = (until + 1) * size
 
 
-def _keys(request: Request, blocks: Iterable[int], size: int) -> list[BlockKeys]:
+def keys_of(request: Request, blocks: Iterable[int], size: int) -> list[BlockKeys]:
     """The parts of some blocks' contents besides their tokens."""
     salt = (request.cache_salt,) if request.cache_salt else ()
     return [

@@ -1,9 +1,10 @@
 """The waiting queue: counts sequences and tokens, in total and per tenant, for any policy.
 
-Sequences that wait for their requirements count, although no order has them.
+Sequences that wait for their requirements, or for KV from a tier, count, although no order has
+them.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from scheduler_svc.core.queue.policies import Order
@@ -30,6 +31,7 @@ class WaitingQueue:
     def __init__(self, order: Order, requirements: RequirementWaits) -> None:
         self.order = order
         self.requirements = requirements
+        self.fetching: dict[Sequence, int] = {}  # those that wait for KV, to the transfer of each
         self._total = Load()
         self._by_tenant: dict[str, Load] = {}
 
@@ -38,6 +40,7 @@ class WaitingQueue:
         self.order, self._total = order, Load()
         self._by_tenant.clear()
         self.requirements.clear()
+        self.fetching.clear()
 
     def __len__(self) -> int:
         return self._total.num_sequences
@@ -45,11 +48,12 @@ class WaitingQueue:
     def __iter__(self) -> Iterator[Sequence]:
         yield from self.order
         yield from self.requirements
+        yield from self.fetching
 
     @property
     def num_admissible(self) -> int:
         """Number of sequences that need nothing but room."""
-        return len(self) - len(self.requirements)
+        return len(self) - len(self.requirements) - len(self.fetching)
 
     @property
     def num_tokens(self) -> int:
@@ -84,10 +88,30 @@ class WaitingQueue:
             self.order.append(sequence)
         return sequence
 
+    def await_kv(self, sequence: Sequence, transfer_id: int) -> None:
+        """Adds a sequence that waits for a transfer."""
+        sequence.status = Status.WAITING_FOR_KV
+        self.fetching[sequence] = transfer_id
+        self._count(sequence, 1)
+
+    def kv_came(self, transfer_ids: Collection[int]) -> list[Sequence]:
+        """Queues the sequences that waited for one of these transfers, at the front."""
+        came = [s for s, transfer_id in self.fetching.items() if transfer_id in transfer_ids]
+        for sequence in reversed(came):
+            self._stop_fetching(sequence)
+            self.order.put_back(sequence)
+        return came
+
+    def _stop_fetching(self, sequence: Sequence) -> None:
+        del self.fetching[sequence]
+        sequence.status = Status.PREEMPTED if sequence.has_run else Status.WAITING
+
     def take_held(self) -> list[Sequence]:
-        """Removes and returns the sequences that wait for their requirements."""
-        held = list(self.requirements)
+        """Removes and returns the sequences that wait for their requirements, or for KV."""
+        held = [*self.requirements, *self.fetching]
         for sequence in held:
+            if sequence in self.fetching:
+                self._stop_fetching(sequence)
             self.requirements.discard(sequence)
             self._count(sequence, -1)
         return held
@@ -110,6 +134,7 @@ class WaitingQueue:
         """Removes a sequence from the counts; its status must be FINISHED already."""
         assert sequence.status is Status.FINISHED
         self.requirements.discard(sequence)
+        self.fetching.pop(sequence, None)
         self._count(sequence, -1)
 
     def append_token(self, sequence: Sequence, token_id: int) -> None:

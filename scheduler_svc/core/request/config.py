@@ -25,6 +25,7 @@ class Preemption(Enum):
 
 _NOT_NEGATIVE = (
     "num_host_blocks",
+    "num_tier_blocks",
     "num_state_snapshots",
     "long_prefill_token_threshold",
     "queue_window",
@@ -63,6 +64,7 @@ class SchedulerConfig:
     state_interval: int = 64
     preemption: Preemption = Preemption.RECOMPUTE
     num_host_blocks: int = 0  # blocks in host memory for swapped sequences
+    num_tier_blocks: int = 0  # blocks in host memory for what prompts computed; 0: no tier
     # Of the hashes of cached blocks: the KV cache's type, where that is not the model's own.
     hash_namespace: str = ""
     weights_version: str = ""  # of the worker; blocks of two versions are never shared
@@ -113,6 +115,8 @@ class SchedulerConfig:
             )
         if self.num_state_snapshots and not self.has_states:
             raise ValueError("num_state_snapshots is given, and sequences have no states")
+        if self.num_tier_blocks and (self.kv_groups or self.has_states):
+            raise ValueError("num_tier_blocks is given, and there is more than one table of blocks")
         if not 0 < self.priority_ageing_s < math.inf:
             raise ValueError(f"priority_ageing_s is {self.priority_ageing_s}, must be positive")
         for tenant, weight in self.tenant_weights:

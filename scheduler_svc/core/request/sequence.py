@@ -21,6 +21,7 @@ class Status(Enum):
 
     WAITING = "waiting"
     PREPARING = "preparing"  # new or preempted; the worker prepares what it requires
+    WAITING_FOR_KV = "waiting for KV"  # new or preempted; its KV comes from a tier
     RUNNING = "running"
     PREEMPTED = "preempted"
     FINISHED = "finished"
@@ -118,6 +119,8 @@ class Sequence:
         """The phase in which it waits, while there is a worker."""
         if self.status is Status.PREPARING:
             return Phase.PREPARING
+        if self.status is Status.WAITING_FOR_KV:
+            return Phase.KV
         return Phase.PREEMPTED if self.has_run else Phase.QUEUE
 
     @property

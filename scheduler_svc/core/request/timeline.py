@@ -11,6 +11,7 @@ class Phase(Enum):
 
     QUEUE = "queue"  # has never run
     PREPARING = "preparing"  # waits until the worker has prepared what it requires
+    KV = "kv"  # waits until blocks of its prompt have come from a tier
     PREFILL = "prefill"  # runs; no token sampled since admission
     DECODE = "decode"  # runs, token by token
     PREEMPTED = "preempted"  # has run and waits to continue

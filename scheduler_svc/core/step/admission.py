@@ -18,10 +18,12 @@ from scheduler_svc.core.step.plan import AdmissionHold, Cause, EnteringSequence
 from scheduler_svc.core.step.reuse import Reuse
 from scheduler_svc.core.step.start import Start
 from scheduler_svc.core.step.state import SchedulerState
+from scheduler_svc.core.step.tier_use import begin_fetch
 
 MAX_AWAITING = 64  # most sequences examined per step that await their fork group
 _HELD_BY_SLOTS, _HELD_BY_BUDGET = AdmissionHold(Cause.SLOTS), AdmissionHold(Cause.BUDGET)
 _HELD_BY_PREPARATION = AdmissionHold(Cause.PREPARATION)
+_HELD_BY_KV = AdmissionHold(Cause.KV)
 _HELD_BY_DRAIN = AdmissionHold(Cause.DRAIN)
 
 
@@ -30,6 +32,7 @@ class _Outcome(Enum):
 
     ENTERED = "entered"
     NO_ROOM = "no room"
+    AWAITS_KV = "awaits KV"  # of its prompt, from a tier
     AWAITS_FORK_GROUP = "awaits fork group"  # another sequence computes the same prompt
 
 
@@ -90,6 +93,8 @@ class Admission:
                 aside.add(sequence, _Outcome.NO_ROOM)
                 break
             outcome = self._admit(draft, sequence)
+            if outcome is _Outcome.AWAITS_KV:
+                continue
             if outcome is not _Outcome.ENTERED:
                 aside.add(sequence, outcome)
                 continue
@@ -169,7 +174,7 @@ class Admission:
         if aside.everyone:
             return AdmissionHold(Cause.FORK_GROUP, first=aside.everyone[0].request.request_id)
         if not state.waiting.num_admissible:
-            return _HELD_BY_PREPARATION
+            return _HELD_BY_KV if state.waiting.fetching else _HELD_BY_PREPARATION
         return _HELD_BY_BUDGET if state.free_slots else _HELD_BY_SLOTS
 
     def _admit(self, draft: Draft, sequence: Sequence) -> _Outcome:
@@ -193,6 +198,11 @@ class Admission:
             self._blocked[number] = num_free, short
             return _Outcome.NO_ROOM
         self._blocked.pop(number, None)
+        if state.transfers is not None:
+            transfer_id = begin_fetch(state, sequence, start)
+            if transfer_id is not None:
+                state.await_kv(sequence, transfer_id)
+                return _Outcome.AWAITS_KV
         tables = state.enter(sequence, start, num_new)
         if sequence.num_cached is None:
             self._count_first(sequence, start)

@@ -145,7 +145,7 @@ class Growth:
         """Preempts from the end of `running`, finally the row itself, until `need` are free."""
         state = self._state
         while need > state.pool.num_free:
-            if need <= state.pool.num_free + state.num_fenced_blocks:
+            if need <= state.num_coming_blocks:
                 return False  # enough blocks will be free soon: this row skips the step
             if self._may_slide(running):
                 return False

@@ -74,6 +74,7 @@ class Cause(Enum):
     FORK_GROUP = "fork group"  # another of its fork group computes the first's prompt
     TOKEN = "token"  # the first in the queue awaits a token in flight
     PREPARATION = "preparation"  # all that wait await what they require
+    KV = "kv"  # all that wait await what they require, or KV from a tier
     DRAIN = "drain"  # the group takes no new sequence
     PREEMPTION = "preemption"  # a sequence was just preempted and must not be overtaken
 

@@ -5,7 +5,7 @@ that still touches its slot and blocks is in flight. These are handed out again 
 such step was acknowledged.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -18,6 +18,7 @@ from scheduler_svc.core.kv.host_pool import HostPool
 from scheduler_svc.core.kv.prefix_cache import NULL_BLOCK
 from scheduler_svc.core.kv.slots import RunningSet, SlotTable
 from scheduler_svc.core.kv.state_snapshots import StateSnapshots
+from scheduler_svc.core.kv.transfers import KvTransfers, TransferCounts
 from scheduler_svc.core.queue.fair_share import FairShare
 from scheduler_svc.core.queue.fork_groups import ForkGroups
 from scheduler_svc.core.queue.policies import make_order
@@ -38,6 +39,26 @@ class _Fenced:
     block_ids: list[int]
 
 
+@dataclass(frozen=True, slots=True)
+class WorkerRoom:
+    """How much a worker has room for; what the core plans by changes with the worker."""
+
+    num_blocks: int  # the null block included
+    num_host_blocks: int
+    num_state_snapshots: int
+    num_tier_blocks: int
+
+    @classmethod
+    def of(cls, config: SchedulerConfig) -> "WorkerRoom":
+        """That of the first worker."""
+        return cls(
+            config.num_blocks,
+            config.num_host_blocks,
+            config.num_state_snapshots,
+            config.num_tier_blocks,
+        )
+
+
 class SchedulerState:
     """Slots, blocks, queue and running set: all state that planning reads and changes."""
 
@@ -54,6 +75,7 @@ class SchedulerState:
         self.num_preemptions = 0
         self.num_swapped_out = 0  # blocks
         self.num_swapped_in = 0
+        self.transfer_counts = TransferCounts()
         self.now_s = 0.0  # latest time reported by the shell
         self.acked_step = 0
         self._num_evictions_before = 0  # of earlier workers' pools
@@ -63,21 +85,25 @@ class SchedulerState:
         self.is_worker_away = False
         self.is_closed = False  # no sequence enters that has not run
         self._next_number = 0
-        self.clear(config.num_blocks, config.num_host_blocks, config.num_state_snapshots)
+        self.clear(WorkerRoom.of(config))
 
-    def clear(self, num_blocks: int, num_host_blocks: int, num_state_snapshots: int) -> None:
+    def clear(self, room: WorkerRoom) -> None:
         """Frees all slots and blocks, as on a worker that has just started."""
         # None: no prefix can be skipped, or all that there are, since sequences have no states.
         self.snapshots: StateSnapshots | None = None
         if self.config.enable_prefix_caching and self.config.num_state_snapshots:
-            self.snapshots = StateSnapshots(self.config, num_state_snapshots)
-        self.host = HostPool(num_host_blocks)
+            self.snapshots = StateSnapshots(self.config, room.num_state_snapshots)
+        self.host = HostPool(room.num_host_blocks)
         self._moves = BlockMoves()  # since the last plan
         self._num_evictions_before += self.pool.num_evictions
-        self.pool = BlockPool(num_blocks, *self._block_sizes)
+        self.pool = BlockPool(room.num_blocks, *self._block_sizes)
         if self.changes is not None:
             self.changes.clear()
             self.pool.follow(self.changes)
+        self.transfers: KvTransfers | None = None  # None: the worker has no tier
+        if self.config.enable_prefix_caching and room.num_tier_blocks:
+            size, counts = self.config.block_size, self.transfer_counts
+            self.transfers = KvTransfers(self.pool, room.num_tier_blocks, size, counts)
         self.running = RunningSet(())
         self.free_slots = list(reversed(range(self.config.max_num_seqs)))
         self.freed_slots: list[int] = []  # since the last plan, to be reported to the worker
@@ -112,8 +138,10 @@ class SchedulerState:
             self.leave(sequence, Status.FINISHED)
         else:
             sequence.status = Status.FINISHED
+            is_fetching = sequence in self.waiting.fetching
             self.waiting.discard(sequence)
             self.host.release(sequence)
+            self.stop_fetching(sequence, was_awaited=is_fetching)
         self.fork_groups.remove(sequence)
         self.suspects.discard(sequence)
 
@@ -146,8 +174,9 @@ class SchedulerState:
 
     @property
     def num_coming_blocks(self) -> int:
-        """Number of blocks that are free, or will be once the steps in flight are done."""
-        return self.pool.num_free + self.num_fenced_blocks
+        """Number of blocks that are free, or will be once steps and transfers are done."""
+        num_transferred = 0 if self.transfers is None else self.transfers.num_held
+        return self.pool.num_free + self.num_fenced_blocks + num_transferred
 
     @property
     def num_coming_slots(self) -> int:
@@ -177,6 +206,8 @@ class SchedulerState:
             num_sealed = num_known if self.config.enable_prefix_caching else 0
             rows.append(TableRow(block_ids, table.num_null, num_sealed))
         self.host.release(sequence)
+        if self.transfers is not None:
+            self.transfers.num_tries.pop(sequence, None)
         slot = self.free_slots.pop()
         self.table.enter(sequence, slot, start.num_computed, rows)
         if self.snapshots is not None:
@@ -195,6 +226,11 @@ class SchedulerState:
         if start.copied_from is not None:
             self._moves.copied_from.append(start.copied_from)
             self._moves.copied_to.append(new_blocks[0])
+
+    @property
+    def has_moves(self) -> bool:
+        """True if the next plan copies blocks."""
+        return bool(self._moves)
 
     def take_moves(self) -> BlockMoves | None:
         """Returns the block copies for the plan under construction; None when there are none."""
@@ -313,12 +349,14 @@ class SchedulerState:
             self.table.never_seal(sequence.slot)
         if self.snapshots is not None:
             self.snapshots.forget_all()
+        if self.transfers is not None:
+            self.transfers.forget_contents()
         return self.pool.forget_contents()
 
     def set_priority(self, sequence: Sequence, priority: int) -> None:
         """Changes the priority of a live sequence, running or waiting."""
         changed = replace(sequence.request, priority=priority)
-        if sequence.status is Status.PREPARING:
+        if sequence.status in (Status.PREPARING, Status.WAITING_FOR_KV):
             sequence.request = changed
         elif sequence.status is Status.RUNNING:
             sequence.request = changed
@@ -360,12 +398,30 @@ class SchedulerState:
             replace(fenced, last_step=min(fenced.last_step, last_step)) for fenced in self._fenced
         ]
 
-    def evacuate(self, num_blocks: int, num_host_blocks: int, num_state_snapshots: int) -> int:
+    def await_kv(self, sequence: Sequence, transfer_id: int) -> None:
+        """Lets a sequence, which was taken from the queue, wait for a transfer."""
+        self.waiting.await_kv(sequence, transfer_id)
+        sequence.timeline.enter(Phase.KV, self.now_s)
+
+    def queue_fetched(self, transfer_ids: Collection[int]) -> None:
+        """Queues the sequences that waited for one of these transfers."""
+        for sequence in self.waiting.kv_came(transfer_ids):
+            sequence.timeline.enter(sequence.waiting_phase, self.now_s)
+
+    def stop_fetching(self, sequence: Sequence, *, was_awaited: bool) -> None:
+        """Forgets a sequence that has left the queue; cancels what only it awaited, if it did."""
+        if self.transfers is not None:
+            self.transfers.num_tries.pop(sequence, None)
+            if was_awaited:
+                self.transfers.cancel_fetches(self.waiting.fetching.values())
+
+    def evacuate(self, room: WorkerRoom) -> int:
         """Sends running sequences back to the queue, in order: the worker and its KV are gone.
 
         Returns how many were running.
         """
         survivors = self.running.sequences
+        self.waiting.kv_came(set(self.waiting.fetching.values()))
         for sequence in self.departed.values():
             sequence.num_awaited = 0  # these tokens will never arrive; they are sampled again
         for sequence in (*survivors, *self.host.sequences):
@@ -375,7 +431,7 @@ class SchedulerState:
             self.table.leave(sequence.slot, Status.PREEMPTED)
             self.enqueue(sequence)
         self.requirements.worker_lost()
-        self.clear(num_blocks, num_host_blocks, num_state_snapshots)
+        self.clear(room)
         return len(survivors)
 
     def _recycle(self, slot: int, block_ids: list[int]) -> None:

@@ -177,7 +177,7 @@ async def test_the_events_are_those_that_the_documents_say(
         assert hello["interval_s"] == 0.1 and hello["is_demo"] is False
         assert hello["phases"] == {
             "q": "queue", "g": "grammar", "p": "prefill", "d": "decode", "e": "preempted",
-            "w": "worker_away",
+            "w": "worker_away", "k": "kv",
         }  # fmt: skip
         name, facts = await viewer.next()
         assert name == "facts"

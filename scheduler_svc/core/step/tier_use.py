@@ -1,0 +1,86 @@
+"""Decides what is fetched from a tier before a sequence enters, and what is stored there.
+
+A prompt's blocks are stored once the step that computed them is answered: then the device is done
+with them, and their content changes no more. A sequence that could enter, and whose prompt the tier
+holds further than the device does, waits for the rest instead of computing it.
+"""
+
+from scheduler_svc.core.kv.chain import BlockIds, Chain
+from scheduler_svc.core.kv.sealing import keys_of
+from scheduler_svc.core.kv.transfers import MAX_TRIES, KvTransfers
+from scheduler_svc.core.request.sequence import Sequence
+from scheduler_svc.core.step.plan import StepPlan
+from scheduler_svc.core.step.start import Start
+from scheduler_svc.core.step.state import SchedulerState
+
+
+def begin_fetch(state: SchedulerState, sequence: Sequence, start: Start) -> int | None:
+    """Orders what the tier holds of a sequence after `start`; the transfer that it now awaits.
+
+    None when it should enter and compute: the tier holds no more, there is no room for it, or the
+    sequence has waited before. Where another transfer brings its next block it awaits that one.
+    """
+    transfers = state.transfers
+    if transfers is None or not _may_wait(state, sequence, start, transfers):
+        return None
+    size = state.config.block_size
+    chain = Chain.of(sequence, len(start.shared), sequence.num_skippable // size, size)
+    if not len(chain):
+        return None
+    tried = transfers.num_tries.get(sequence, 0)
+    if (transfer_id := transfers.fetch_of(chain.hashes[0])) is not None:
+        transfers.num_tries[sequence] = tried + 1
+        return transfer_id
+    room = state.pool.num_free - state.pool.num_free_among(start.shared)
+    found = transfers.tier.find(chain)[: max(room, 0)]
+    if not found:
+        return None
+    transfers.num_tries[sequence] = MAX_TRIES
+    begin, end = len(start.shared), len(start.shared) + len(found)
+    is_followed = state.pool.cache.changes is not None
+    keys = keys_of(sequence.request, range(begin, end), size) if is_followed else ()
+    return transfers.fetch(chain.part(0, len(found)), found, start.shared, keys)
+
+
+def _may_wait(
+    state: SchedulerState, sequence: Sequence, start: Start, transfers: KvTransfers
+) -> bool:
+    """True if a sequence may wait for KV that begins where its start ends."""
+    if sequence.is_private or sequence.is_suspect:
+        return False
+    if start.sibling is not None or start.host_blocks:
+        return False  # it has its KV from elsewhere
+    # A copy that the next step makes may read a block that is free by now.
+    return transfers.num_tries.get(sequence, 0) < MAX_TRIES and not state.has_moves
+
+
+def store_prompts(state: SchedulerState, plan: StepPlan) -> None:
+    """Orders the prompt blocks that an answered step has filled to be kept in the tier.
+
+    The slots of the plan are its sequences' still, or were until this answer: their rows list the
+    blocks. A block whose content is not what the prompt says any more ends what is stored.
+    """
+    transfers, size = state.transfers, state.config.block_size
+    if transfers is None:
+        return
+    table, slots = state.table.tables[0].block_table, plan.slots.tolist()
+    entered = {new.slot for new in plan.new_sequences}
+    spans = zip(plan.num_computed.tolist(), plan.num_computed_after.tolist(), strict=True)
+    for slot, sequence, (before, after) in zip(slots, plan.sequences(), spans, strict=True):
+        # What a prompt found in the cache when it entered is used again, so it stays in the tier.
+        begin = 0 if slot in entered else before // size
+        until = min(after, sequence.num_prompt) // size
+        if until <= begin or sequence.is_private:
+            continue
+        chain = Chain.of(sequence, begin, until, size)
+        block_ids = _unchanged(state, chain, table[slot, begin:until].tolist())
+        if block_ids:
+            transfers.store(chain.part(0, len(block_ids)), block_ids)
+
+
+def _unchanged(state: SchedulerState, chain: Chain, block_ids: BlockIds) -> BlockIds:
+    """The blocks before the first whose content is not what the chain says."""
+    cache = state.pool.cache
+    pairs = enumerate(zip(block_ids, chain.hashes, strict=True))
+    end = next((i for i, (block, h) in pairs if cache.hash_of(block) != h), len(block_ids))
+    return block_ids[:end]

@@ -1,0 +1,74 @@
+"""A cache too small for the sessions that share it, and host memory for what it drops."""
+
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+import pagewire
+from tests.e2e.conftest import Product
+from tests.pace import patience
+
+NUM_SESSIONS = 10
+GREEDY = pagewire.SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, logprobs=1)
+
+
+@pytest.fixture(scope="module")
+def tiered(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Product]:
+    # 59 blocks of 16 tokens: two of the sessions below. The tier has room for all of them.
+    small = ("--threads", "1", "--max-model-len", "768", "--num-kv-blocks", "60")
+    tier = ("--host-tier-gib", "0.1")
+    with Product(tiny_model, tmp_path_factory.mktemp("logs"), (*small, *tier)) as running:
+        running.start()
+        yield running
+
+
+@pytest.fixture(scope="module")
+def sdk(tiered: Product) -> Iterator[pagewire.Client]:
+    with pagewire.Client(f"127.0.0.1:{tiered.grpc_port}", timeout_s=patience(240)) as client:
+        yield client
+
+
+def prompt_of(session: int) -> str:
+    return f"{session} ships went to sea. " + "The wind was fair and the night was long. " * 30
+
+
+def ask_all(sdk: pagewire.Client) -> list[pagewire.Completion]:
+    return [sdk.generate(prompt_of(session), GREEDY) for session in range(NUM_SESSIONS)]
+
+
+def told(completions: list[pagewire.Completion]) -> list[object]:
+    return [(one.text, one.token_ids, one.logprobs) for one in completions]
+
+
+def counted(product: Product, name: str) -> float:
+    with urllib.request.urlopen(
+        f"http://127.0.0.1:{product.scheduler_metrics_port}/metrics", timeout=patience(30)
+    ) as answer:
+        found = text_string_to_metric_families(answer.read().decode())
+        full = f"pagewire_scheduler_tier_{name}"
+        return sum(s.value for family in found for s in family.samples if s.name == full)
+
+
+def test_what_comes_from_the_tier_is_what_was_computed(
+    tiered: Product, sdk: pagewire.Client
+) -> None:
+    """Token for token and score for score, also after the worker and its memory were lost."""
+    cold = ask_all(sdk)
+    assert sum(one.usage.cached_tokens for one in cold) == 0
+    warm = ask_all(sdk)
+    assert told(warm) == told(cold)
+    # A copy that a slow machine makes late is computed instead, so not each need be cached.
+    assert sum(one.usage.cached_tokens > 200 for one in warm) > NUM_SESSIONS // 2
+    assert counted(tiered, "fetched_blocks_total") > 50
+    assert counted(tiered, "stored_blocks_total") > 50
+    worker = tiered.processes["worker_svc"]
+    worker.kill()
+    worker.wait()
+    tiered.start_worker()
+    again = ask_all(sdk)
+    assert told(again) == told(cold)
+    assert sum(one.usage.cached_tokens for one in again) == 0, "the memory was another process's"
+    assert told(ask_all(sdk)) == told(cold)

@@ -1,0 +1,117 @@
+"""Converts frames about blocks that are copied apart from the steps."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from google.protobuf.message import DecodeError
+from numpy.typing import NDArray
+
+from pagewire.v1 import worker_pb2
+from wire.columns import UINT64, BadColumn, unpack
+from wire.versions import HOST_TIER
+from worker_svc.protocol import columns
+from worker_svc.protocol.step import BadStep, IntColumn, Limits
+
+_FIELDS = worker_pb2.AttachRequest
+_TAGS = tuple(
+    bytes([number << 3 | 2])  # length-delimited
+    for number in (
+        _FIELDS.FETCH_FIELD_NUMBER,
+        _FIELDS.STORE_FIELD_NUMBER,
+        _FIELDS.CANCEL_TRANSFERS_FIELD_NUMBER,
+    )
+)
+Keys = NDArray[np.uint64]  # [n, 2]
+
+
+@dataclass(frozen=True, slots=True)
+class TransferOrder:
+    """Blocks to copy between the cache and a tier."""
+
+    transfer_id: int
+    is_fetch: bool  # into the cache
+    block_ids: IntColumn
+    tier_blocks: IntColumn  # one per block, numbered from 1
+    keys: Keys
+
+
+@dataclass(frozen=True, slots=True)
+class CancelOrder:
+    """Transfers that need not go on."""
+
+    transfer_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TransferEnd:
+    """The end of a transfer: how much of it is whole, and why not all."""
+
+    num_blocks: int  # leading blocks that are whole
+    problem: str = ""  # empty if all are
+    num_bytes: int = 0
+    duration_s: float = 0.0
+    queued_s: float = 0.0
+
+
+def decode_transfer(frame: bytes, limits: Limits) -> TransferOrder | CancelOrder | None:
+    """Decodes a frame about transfers; None for any other. Raises BadStep."""
+    if not frame.startswith(_TAGS):  # a step, parsed only once
+        return None
+    try:
+        message = worker_pb2.AttachRequest.FromString(frame)
+    except DecodeError:
+        return None  # refused when it is executed
+    match message.WhichOneof("frame"):
+        case "fetch":
+            return _order("fetch", message.fetch, limits)
+        case "store":
+            return _order("store", message.store, limits)
+        case "cancel_transfers":
+            return CancelOrder(tuple(message.cancel_transfers.transfer_ids))
+    return None
+
+
+def _order(
+    name: str, message: worker_pb2.FetchBlocks | worker_pb2.StoreBlocks, limits: Limits
+) -> TransferOrder:
+    if not message.transfer_id:
+        raise BadStep(f"{name}.transfer_id", "must not be 0")
+    if message.tier != HOST_TIER or not limits.num_tier_blocks:
+        raise BadStep(f"{name}.tier", f"there is no tier {message.tier!r}")
+    blocks_name, tier_name = f"{name}.block_ids", f"{name}.tier_block_ids"
+    blocks = blocks_name, columns.block_ids(message.block_ids, blocks_name, limits)
+    tier_blocks = tier_name, columns.column(message.tier_block_ids, tier_name)
+    columns.check_range(tier_blocks[1], 1, limits.num_tier_blocks + 1, tier_name, "block")
+    if not len(blocks[1]):
+        raise BadStep(blocks_name, "there are none")
+    is_fetch = name == "fetch"
+    if is_fetch:
+        stored, filled = columns.pairs(tier_blocks, blocks)
+    else:
+        filled, stored = columns.pairs(blocks, tier_blocks)
+    return TransferOrder(
+        message.transfer_id, is_fetch, filled, stored, _keys(name, message.keys, len(filled))
+    )
+
+
+def _keys(name: str, packed: bytes, num_blocks: int) -> Keys:
+    try:
+        found = unpack(packed, UINT64, name=f"{name}.keys")
+    except BadColumn as error:
+        raise BadStep(f"{name}.keys", str(error).removeprefix(f"{name}.keys: ")) from error
+    if len(found) != 2 * num_blocks:
+        raise BadStep(f"{name}.keys", f"{len(found)} numbers, not two for each of {num_blocks}")
+    return found.reshape(num_blocks, 2).astype(np.uint64, copy=False)
+
+
+def encode_done(transfer_id: int, end: TransferEnd) -> bytes:
+    """Encodes the answer to one transfer."""
+    answer = worker_pb2.TransferDone(
+        transfer_id=transfer_id,
+        num_blocks=end.num_blocks,
+        problem=end.problem,
+        num_bytes=end.num_bytes,
+        duration_us=round(end.duration_s * 1e6),
+        queued_us=round(end.queued_s * 1e6),
+    )
+    return worker_pb2.AttachResponse(transfer_done=answer).SerializeToString()
