@@ -130,13 +130,13 @@ def test_layers_of_ours_serve_what_they_can_and_the_library_the_rest(
         implementation.shape_of(replace(CPU, model_impl="native"), olmo, DEVICE)
 
 
-@pytest.mark.parametrize("name", NATIVE_HYBRIDS)
+@pytest.mark.parametrize("name", [*NATIVE_HYBRIDS, "gemma4"])
 def test_layers_of_ours_that_are_not_measured_on_a_gpu_are_not_chosen_there_unasked(
     name: str, tmp_path: Path
 ) -> None:
     folder = write(name, tmp_path / name)
     cuda = torch.device("cuda")
-    unasked = ModelSpec if name in ("lfm2", "lfm2_moe") else TransformersConfig
+    unasked = TransformersConfig if name == "gemma4" else ModelSpec
     assert isinstance(implementation.shape_of(CPU, folder, DEVICE), ModelSpec)
     assert isinstance(implementation.shape_of(CPU, folder, cuda), unasked)
     native = replace(CPU, model_impl="native")
