@@ -20,6 +20,7 @@ from scheduler_svc.group import WorkerGroup
 from scheduler_svc.profile.record import Profiler
 from scheduler_svc.sampling import Sampling
 from wire.requests.profile import ProfileRefused
+from wire.sampling import PENALTIES, changing
 
 DEFAULT_REQUESTS = 100
 DEFAULT_BLOCKS = 1000
@@ -216,18 +217,13 @@ def _sampling(sequence: Sequence) -> str:
 
 def _processors(sampling: Sampling) -> str:
     """The other sampling parameters, each after a comma; token ids are only counted."""
-    penalties = (
-        ("presence_penalty", sampling.presence_penalty, 0),
-        ("frequency_penalty", sampling.frequency_penalty, 0),
-        ("repetition_penalty", sampling.repetition_penalty, 1),
-    )
     lists = (
         ("biased tokens", sampling.logit_bias),
         ("allowed tokens", sampling.allowed_token_ids),
         ("bad words", sampling.bad_words_token_ids),
         ("tokens with log probabilities", sampling.logprob_token_ids),
     )
-    words = [f"{name} {value:g}" for name, value, off in penalties if value != off]
+    words = changing(sampling, *PENALTIES)
     words += [f"{len(entries)} {name}" for name, entries in lists if entries]
     if sampling.num_top_logprobs is not None:
         words.append(f"logprobs {sampling.num_top_logprobs}")

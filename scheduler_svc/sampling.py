@@ -4,11 +4,11 @@ All parameters that the worker receives are checked here and nowhere else in thi
 checks those that decide when a request ends.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from pagewire.v1.types_pb2 import POOLING_UNSPECIFIED, Pooling, SamplingParams
-from wire.sampling import GREEDY_TEMPERATURE, SMALLEST_FLOAT
+from wire.sampling import GREEDY_TEMPERATURE, NUMBERS
 
 MAX_STOP_TOKEN_IDS = 128
 MAX_LOGIT_BIASES = 1024
@@ -18,8 +18,6 @@ MAX_BAD_WORD_TOKENS = 256
 MAX_LOGPROBS = 128  # more than gateways grant their callers: they search beams with them
 MAX_PROMPT_LOGPROBS = 20
 MAX_GRAMMAR_BYTES = 1 << 20
-# The worker computes in float32, where values outside would become 0 or infinite.
-LARGEST = 3.4e38
 
 
 class BadSampling(ValueError):
@@ -82,24 +80,13 @@ def resolve(params: SamplingParams, drawn_seed: int, vocab_size: int) -> Samplin
 
 def _check_ranges(params: SamplingParams) -> None:
     """Checks single numbers; NaN is in no range. Raises BadSampling."""
-    ranges: dict[str, tuple[str, Callable[[float], bool]]] = {
-        "temperature": ("from 0 to 2", lambda x: 0 <= x <= 2),
-        "top_p": ("above 0 and at most 1", lambda x: SMALLEST_FLOAT <= x <= 1),
-        "top_k": ("-1, 0 (both off) or more", lambda x: x >= -1),
-        "min_p": ("from 0 to 1", lambda x: 0 <= x <= 1),
-        "presence_penalty": ("from -2 to 2", lambda x: -2 <= x <= 2),
-        "frequency_penalty": ("from -2 to 2", lambda x: -2 <= x <= 2),
-        "repetition_penalty": ("above 0 and finite", lambda x: SMALLEST_FLOAT <= x <= LARGEST),
-        "logprobs": (f"at most {MAX_LOGPROBS}", lambda x: x <= MAX_LOGPROBS),
-        "prompt_logprobs": (
-            f"at most {MAX_PROMPT_LOGPROBS}",
-            lambda x: x <= MAX_PROMPT_LOGPROBS,
-        ),
-    }
-    for name, (words, holds) in ranges.items():
+    for name, number in NUMBERS.items():
         value = getattr(params, name)
-        if params.HasField(name) and not holds(value):
-            raise BadSampling(f"{name} is {value}, must be {words}")
+        if params.HasField(name) and not number.holds(value):
+            raise BadSampling(f"{name} is {value}, must be {number.range_words}")
+    for name, most in (("logprobs", MAX_LOGPROBS), ("prompt_logprobs", MAX_PROMPT_LOGPROBS)):
+        if (count := getattr(params, name)) > most:
+            raise BadSampling(f"{name} is {count}, must be at most {most}")
 
 
 def _check_lists(params: SamplingParams, vocab_size: int) -> None:

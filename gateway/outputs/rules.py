@@ -7,20 +7,16 @@ from gateway.errors import limits
 from gateway.errors.request_errors import unsupported
 from gateway.request.beam_options import MAX_BEAMS
 from gateway.request.generation import GenerationRequest
+from wire.sampling import NUMBERS
 
 MAX_CANDIDATES = 128  # likeliest tokens that the scheduler reports per token
 _PROBLEM = "cannot go with a beam search"
 
 # Field -> what changes nothing. Beams are no samples, and their scores are the model's own.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
+    **{name: number.off for name, number in NUMBERS.items()},
     "temperature": (0, 1),
-    "top_p": (1,),
-    "top_k": (-1, 0),
-    "min_p": (0,),
     "min_tokens": (0,),
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "repetition_penalty": (1,),
     "logit_bias": ((),),
     "allowed_token_ids": ((),),
     "logprob_token_ids": ((),),

@@ -15,8 +15,8 @@ from gateway.structure.calls import AnyStructure
 from gateway.structure.thinking import ThoughtFirst
 from gateway.text.logprobs import OutputTokenLogprobs, num_values
 from gateway.text.prompt_outputs import PromptOutputs
-from wire.requests.numbers import FLOAT32_MAX, INT32_MAX, LONGEST_TIMEOUT_S, UINT32_MAX, UINT64_MAX
-from wire.sampling import SMALLEST_FLOAT
+from wire.requests.numbers import INT32_MAX, LONGEST_TIMEOUT_S, UINT32_MAX, UINT64_MAX
+from wire.sampling import NUMBERS, SMALLEST_FLOAT
 from wire.tracing.context import TraceContext
 
 MAX_LOGPROBS = 20
@@ -58,10 +58,9 @@ class SamplingParams:
 
     def check(self, vocab_size: int, *, fewest_tokens: int = 1) -> None:
         """Raises RequestError naming the first field that is out of range."""
-        check_range("temperature", self.temperature, 0, 2)
-        check_range("top_p", self.top_p, 0, 1, open_below=True)
-        check_range("min_p", self.min_p, 0, 1)
-        check_range("top_k", self.top_k, -1, INT32_MAX)
+        for name, number in NUMBERS.items():
+            value: float | None = getattr(self, name)
+            check_range(name, value, number.low, number.high, open_below=number.is_open_below)
         check_range("seed", self.seed, 0, UINT64_MAX)
         check_range("max_tokens", self.max_tokens, fewest_tokens, UINT32_MAX)
         check_range("min_tokens", self.min_tokens, 0, INT32_MAX)
@@ -70,9 +69,6 @@ class SamplingParams:
         count = len(self.stop_token_ids)
         limits.check_count("stop_token_ids", count, limits.MAX_STOP_TOKEN_IDS)
         check_token_ids("stop_token_ids", self.stop_token_ids, vocab_size)
-        check_range("presence_penalty", self.presence_penalty, -2, 2)
-        check_range("frequency_penalty", self.frequency_penalty, -2, 2)
-        check_range("repetition_penalty", self.repetition_penalty, 0, FLOAT32_MAX, open_below=True)
         check_range("logprobs", self.num_top_logprobs, 0, MAX_LOGPROBS)
         check_range("prompt_logprobs", self.num_prompt_logprobs, 0, MAX_LOGPROBS)
         self._check_named_tokens(vocab_size)

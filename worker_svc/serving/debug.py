@@ -9,6 +9,7 @@ import numpy as np
 
 from pagewire.v1 import debug_pb2, debug_pb2_grpc
 from wire.requests.profile import ProfileRefused
+from wire.sampling import PENALTIES, changing
 from worker_svc.protocol.step import ComputedStep, RowSampling
 from worker_svc.runner.batch_state import HostSlots, Occupant
 from worker_svc.runner.model_runner import ModelRunner
@@ -136,20 +137,10 @@ def _sampling(sampling: RowSampling) -> str:
         words = ["greedy"]
     else:
         words = [f"temperature {sampling.temperature:g}", f"seed {sampling.seed}"]
-        filters = (
-            ("top_k", sampling.top_k, 0),
-            ("top_p", sampling.top_p, 1),
-            ("min_p", sampling.min_p, 0),
-        )
-        words += [f"{name} {value:g}" for name, value, off in filters if value != off]
+        words += changing(sampling, "top_k", "top_p", "min_p")
     if sampling.min_tokens:
         words.append(f"min_tokens {sampling.min_tokens}")
-    penalties = (
-        ("presence_penalty", sampling.presence_penalty, 0),
-        ("frequency_penalty", sampling.frequency_penalty, 0),
-        ("repetition_penalty", sampling.repetition_penalty, 1),
-    )
-    words += [f"{name} {value:g}" for name, value, off in penalties if value != off]
+    words += changing(sampling, *PENALTIES)
     lists = (
         ("biased tokens", sampling.logit_bias),
         ("allowed tokens", sampling.allowed_token_ids),
