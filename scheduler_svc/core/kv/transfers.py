@@ -187,8 +187,7 @@ class KvTransfers:
 
     def _fetched(self, fetch: _InFlight, whole: Chain) -> None:
         order, num_lacking = fetch.order, len(fetch.chain) - len(whole)
-        for block_hash in fetch.chain.hashes:
-            del self._fetching[block_hash]
+        self._end_waits(fetch)
         if len(whole):
             block_ids = np.array(order.block_ids[: len(whole)], dtype=np.int32)
             self._pool.cache.insert(
@@ -233,11 +232,18 @@ class KvTransfers:
         if transfer is None or transfer.is_cancelled:
             return
         transfer.is_cancelled = True
+        self._end_waits(transfer)
         if transfer.is_taken:
             self._cancelled.append(transfer_id)
         else:  # the worker never hears of it
             self._not_taken.remove(transfer_id)
             self.done(transfer_id, 0)
+
+    def _end_waits(self, transfer: _InFlight) -> None:
+        """Lets no further sequence await a transfer."""
+        for block_hash in transfer.chain.hashes:
+            if self._fetching.get(block_hash) == transfer.order.transfer_id:
+                del self._fetching[block_hash]
 
     def cancel_fetches(self, awaited: Iterable[int]) -> None:
         """Cancels the fetches that no sequence awaits."""

@@ -131,6 +131,27 @@ def test_a_fetch_that_is_late_is_cancelled_and_its_blocks_are_nobodys_until_the_
     assert scheduler.internal_state.pool.num_free == free + 6
 
 
+def test_no_sequence_awaits_a_fetch_that_was_cancelled() -> None:
+    """A worker that hangs would hold it for as long as that takes."""
+    scheduler = dropped_from_the_device(blocks=40, num_tier_blocks=400)
+    for first in range(300, 900, 70):
+        run(scheduler, f"filler {first}", range(first, first + 60))
+    scheduler.add(make_request("late", 25, max_tokens=1))
+    assert scheduler.schedule() is None
+    (one,) = orders_of(scheduler).fetches
+    scheduler.expire(scheduler.now_s + 1.1)
+    second = scheduler.add(make_request("second", 25, max_tokens=1))
+    plan_step(scheduler)
+    orders = orders_of(scheduler)
+    assert orders.cancelled_ids == (one.transfer_id,)
+    assert second.status is Status.WAITING_FOR_KV
+    (anew,) = orders.fetches
+    assert not {*anew.block_ids} & {*one.block_ids}
+    scheduler.transfers.transfer_done(anew.transfer_id, 6)
+    assert second.status is Status.WAITING, "queued, though the first is not answered"
+    scheduler.transfers.transfer_done(one.transfer_id, 0)
+
+
 def test_an_abort_cancels_the_fetch_that_no_other_awaits() -> None:
     scheduler = dropped_from_the_device()
     for name in "ab":
