@@ -14,7 +14,6 @@ from functools import cache
 from typing import Any
 
 import jsonschema
-import numpy as np
 import pytest
 import tokenizers
 
@@ -27,6 +26,7 @@ from gateway.chat.parts import Reply, reply_of
 from gateway.errors.request_errors import RequestError
 from gateway.structure.calls import AnyStructure
 from gateway.structure.structure import JsonSchema
+from tests.gateway.structure.walks import walk
 from tests.schemas import make_schema
 from wire.grammar import Vocabulary, new_matcher, read_vocabulary
 
@@ -78,25 +78,6 @@ def conversation_of(name: str, schema: Any, *, is_strict: bool) -> Conversation:
     names = NAMES[: 2 if name in PLAIN else 3]
     tools = tuple(Tool(name, None, closed, is_strict) for name in names)
     return Conversation((Message("user", "Hello"),), tools)
-
-
-def walk(matcher: Any, begun: list[int], closing: list[int], dice: random.Random) -> list[int]:
-    """The tokens of one answer that goes on from `begun`; empty if it does not end."""
-    assert matcher.consume_tokens(begun), matcher.get_error()
-    token_ids = list(begun)
-    while len(token_ids) < MAX_TOKENS:
-        mask = np.frombuffer(matcher.compute_bitmask(), np.uint8)
-        allowed = np.unpackbits(mask, bitorder="little").view(bool)
-        choices = [token_id for token_id in closing if allowed[token_id]]
-        if not choices or dice.random() < 0.4:
-            choices = np.flatnonzero(allowed).tolist()
-        ends = allowed[EOS] and dice.random() < 0.3
-        token_id = EOS if ends else dice.choice(choices)
-        if token_id == EOS:
-            return token_ids
-        token_ids.append(token_id)
-        assert matcher.consume_token(token_id), matcher.get_error()
-    return []
 
 
 def parse(
@@ -155,13 +136,15 @@ def test_a_call_that_is_begun_is_valid_and_an_answer_is_calls_or_the_form(
         chat = conversation_of(name, make_schema(seed), is_strict=not has_form)
         structure = where.chat_format.structure(chat, asked if has_form else None)
         assert structure is not None
-        begin = free if dice.random() < 0.2 else dice.choice(called)
+        begin = dice.choice(called) if seed % 4 else free
         matcher = new_matcher(where.vocabulary, structure.to_grammar())
-        token_ids = walk(matcher, encode(begin, add_special_tokens=False).ids, closing, dice)
-        if not token_ids:
+        begun = encode(begin, add_special_tokens=False).ids
+        assert matcher.consume_tokens(begun), matcher.get_error()
+        rest = walk(matcher, closing, dice, detours=0.4, most=MAX_TOKENS)
+        if rest is None:
             continue
         num_ended += 1
-        text = where.tokenizer.decode(token_ids, skip_special_tokens=False)
+        text = where.tokenizer.decode([*begun, *rest], skip_special_tokens=False)
         whole = parse(where.chat_format, chat, structure, [text])
         pieces = parse(where.chat_format, chat, structure, cut(text, dice))
         assert [(c.name, c.arguments) for c in pieces.tool_calls] == [
