@@ -5,7 +5,7 @@ import math
 from dataclasses import dataclass, field
 
 from pagewire.settings import sources
-from scheduler_svc.core import Policy, Preemption
+from scheduler_svc.core import CachePolicy, Policy, Preemption
 from scheduler_svc.journal.options import (
     RecordOptions,
     add_record_options,
@@ -67,6 +67,7 @@ class ServiceConfig:
     speculative_config: SpeculationOptions | None = None  # None: nothing is drafted
     state_check_interval: int = 64  # in steps; 0: never check the worker's state
     policy: Policy = Policy.FAIR
+    cache_policy: CachePolicy = CachePolicy.LRU
     preemption: Preemption = Preemption.RECOMPUTE
     priority_ageing_s: float = 60.0
     tenant_weights: tuple[tuple[str, float], ...] = ()
@@ -183,6 +184,7 @@ def make_parser() -> argparse.ArgumentParser:
     add_speculation_option(parser)
     _add_detection_options(parser)
     _add_policy_options(parser)
+    _add_cache_policy_option(parser)
     _add_admission_options(parser)
     add_record_options(parser)
     add_kv_events_option(parser)
@@ -370,6 +372,17 @@ def _add_policy_options(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=16,
         help="times that a waiting request may be overtaken this way",
+    )
+
+
+def _add_cache_policy_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--cache-policy",
+        type=CachePolicy,
+        default=CachePolicy.LRU.value,
+        metavar="{lru,sessions}",
+        help="which cached prefixes are kept when room is short: those used last, or by sessions "
+        "those that waiting requests will read, which then enter by how little they lack",
     )
 
 

@@ -34,6 +34,7 @@ def core_config(config: ServiceConfig, worker: worker_pb2.WorkerDescription) -> 
         num_tier_blocks=num_tier_blocks(worker),
         hash_namespace=_namespace(worker),
         policy=config.policy,
+        cache_policy=config.cache_policy,
         priority_ageing_s=config.priority_ageing_s,
         tenant_weights=config.tenant_weights,
         queue_window=config.queue_window,

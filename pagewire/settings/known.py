@@ -146,6 +146,7 @@ OPTIONS: dict[str, tuple[str, ...]] = {
         "tenant-weight",
         "queue-window",
         "max-overtakes",
+        "cache-policy",
         "max-waiting-requests",
         "max-waiting-requests-per-tenant",
         "max-waiting-tokens",

@@ -9,7 +9,7 @@ from scheduler_svc.core.history.losses import hopeless
 from scheduler_svc.core.kv.block_moves import BlockMoves
 from scheduler_svc.core.kv.transfers import BlockTransfer, TransferOrders
 from scheduler_svc.core.queue.requirement_waits import Preparation, Preparations
-from scheduler_svc.core.request.config import Policy, Preemption, SchedulerConfig
+from scheduler_svc.core.request.config import CachePolicy, Policy, Preemption, SchedulerConfig
 from scheduler_svc.core.request.kv_groups import KvGroup
 from scheduler_svc.core.request.request import FinishReason, RefusalKind, Refused, Request
 from scheduler_svc.core.request.requirement import GRAMMAR, Requirement, RequirementKind
@@ -37,6 +37,7 @@ __all__ = [
     "AdmissionHold",
     "BlockMoves",
     "BlockTransfer",
+    "CachePolicy",
     "Cause",
     "Cut",
     "Drafts",

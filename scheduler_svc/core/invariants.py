@@ -8,6 +8,7 @@ import numpy as np
 from scheduler_svc.core import Preemption, Scheduler, Sequence, Status
 from scheduler_svc.core.kv.block_table import MAX_INT32, BlockTable
 from scheduler_svc.core.kv.prefix_cache import PrefixCache
+from scheduler_svc.core.kv.session_pool import SessionPool
 from scheduler_svc.core.queue.reservations import LEAD_S
 from scheduler_svc.core.request.block_hash import chain_with
 
@@ -103,6 +104,29 @@ def _check_blocks(scheduler: Scheduler) -> None:
     free = list(pool.free_queue())
     assert len(free) == len(set(free)) == pool.num_free
     assert set(free) == set(range(1, pool.num_blocks)) - set(hold)
+    if state.sessions is not None:
+        assert state.sessions is pool
+        _check_sessions(state.sessions, {s.number for s in state.waiting})
+
+
+def _check_sessions(pool: SessionPool, waiting: set[int]) -> None:
+    branches = pool._branches
+    owned, free = Counter(pool._branch_of), Counter[int]()
+    for name in (0, *branches):
+        end = pool.num_blocks + name if name else 0
+        for block_id in pool._list(end):
+            assert pool._branch_of[block_id] == name, "a free block is in another branch's list"
+            free[name] += 1
+    for name, branch in branches.items():
+        assert (branch.num_blocks, branch.num_free) == (owned[name], free[name])
+        expecting = sum(name in e.branches for e in pool._expecting.values())
+        assert branch.num_expecting == expecting
+        assert branch.num_blocks or branch.is_running or expecting, "an empty branch is left"
+        is_listed = any(entry[1] == name for entry in (*pool._idle, *pool._stale))
+        assert is_listed or not free[name] or expecting, "a branch is never handed out"
+    assert set(owned) - {0} <= set(branches)
+    assert pool.num_kept == sum(b.num_free for b in branches.values() if b.is_kept)
+    assert set(pool._expecting) == waiting
 
 
 def _check_progress(scheduler: Scheduler) -> None:

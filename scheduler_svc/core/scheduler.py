@@ -58,6 +58,8 @@ class Scheduler:
         self.view = View(self.internal_state)
         self._planner = Planner(config, self.internal_state)
         self.counters = self._planner.counters
+        # A step of decode takes as long as an eighth of one that is full of prompts, or longer.
+        self._least_work = config.max_num_batched_tokens // 8
         self._in_flight: deque[StepPlan] = deque()
         self._grants = Grants(self._in_flight, self.internal_state)
         self._token_updates = TokenUpdates(config, self.internal_state)
@@ -82,7 +84,10 @@ class Scheduler:
 
     @now_s.setter
     def now_s(self, now_s: float) -> None:
-        self.internal_state.now_s = max(self.internal_state.now_s, now_s)
+        state = self.internal_state
+        state.now_s = max(state.now_s, now_s)
+        if state.sessions is not None:
+            state.sessions.now_s = state.now_s
 
     @property
     def next_deadline_s(self) -> float | None:
@@ -242,6 +247,8 @@ class Scheduler:
         if plan is not None:
             self._in_flight.append(plan)
             self.counters.planned(plan)
+            if (sessions := self.internal_state.sessions) is not None:
+                sessions.work += max(plan.num_prefill_tokens, self._least_work)
         return plan
 
     def release(self) -> StepPlan | None:
@@ -269,6 +276,8 @@ class Scheduler:
         if plans:
             self._in_flight.extend(plans)
             self._grants.granted()
+            if (sessions := self.internal_state.sessions) is not None:
+                sessions.work += len(plans) * self._least_work
         return plans
 
     def cut(self, num_kept: int = 0) -> Cut | None:

@@ -39,9 +39,9 @@ class Coming:
         return taken
 
     def ended(self, number: int, now_s: float) -> None:
-        """Has those come that awaited this one last, now if their time has passed."""
+        """Has those come that awaited this one last, each after its pause."""
         for follower in self._followers.get(number, ()):
             self._num_awaited[follower] -= 1
             if not self._num_awaited[follower]:
-                at_s = max(self._arrivals[follower].arrival_s, now_s)
+                at_s = now_s + self._arrivals[follower].pause_s
                 heapq.heappush(self._due, (at_s, follower))

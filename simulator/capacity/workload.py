@@ -71,7 +71,10 @@ class Arrival:
     prefix: str = ""
     prefix_tokens: int = 0
     recorded: KnownTokens | None = field(default=None, compare=False, repr=False)
-    follows: tuple[int, ...] = ()  # places of requests in the workload that end before it comes
+    # Places in the workload of requests: it comes when the last of them has ended, and a pause
+    # after it, whatever its `arrival_s`.
+    follows: tuple[int, ...] = ()
+    pause_s: float = 0.0
 
     def at(self, arrival_s: float) -> "Arrival":
         """The same request at another time."""

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from scheduler_svc.config import ServiceConfig
-from scheduler_svc.core import Policy, Preemption
+from scheduler_svc.core import CachePolicy, Policy, Preemption
 from scheduler_svc.core.estimate.step_time import StepTime
 from simulator.chaos.virtual_network import Weather
 from simulator.chaos.virtual_worker import VirtualWorker
@@ -125,6 +125,7 @@ def _draw_config(rng: random.Random, model: FakeModel, num_workers: int) -> Serv
         step_timeout_s=STEP_TIMEOUT_S,
         heartbeat_timeout_s=HEARTBEAT_TIMEOUT_S,
         policy=rng.choice(list(Policy)),
+        cache_policy=rng.choice(list(CachePolicy)),
         preemption=rng.choice(list(Preemption)) if model.num_host_blocks else Preemption.RECOMPUTE,
         priority_ageing_s=rng.choice([0.5, 10.0]),
         max_waiting_requests=rng.choice([0, 0, 4]),

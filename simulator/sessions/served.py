@@ -34,7 +34,7 @@ class _TurnTokens:
 def serve(
     trace: SessionTrace, config: SchedulerConfig, step_time: StepTime, lookahead: int
 ) -> ServedWorkload:
-    """Serves each turn at its time, or when the turns that it follows have ended if that is later.
+    """Serves each turn its pause after the turns that it follows have ended.
 
     Raises BadTrace for a turn that can never run.
     """
@@ -46,6 +46,7 @@ def serve(
             turn.output_tokens,
             recorded=_TurnTokens(texts, turn),
             follows=turn.follows,
+            pause_s=turn.pause_s,
         )
         for turn in trace.turns
     ]

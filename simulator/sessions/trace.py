@@ -36,8 +36,9 @@ class SessionTurn:
 
     session: int
     parent: int | None  # the session whose subagent this one is
-    at_s: float  # when it comes, unless a turn that it follows ends later
+    at_s: float  # when it comes, if it follows none or if no turn before it waited
     follows: tuple[int, ...]  # the numbers of turns that end before it begins
+    pause_s: float  # after the last end of these
     pieces: tuple[PromptPiece, ...]  # of the prompt; the output continues the last one's text
     output_tokens: int
     calls_tool: bool  # its output ends with a call; otherwise a person answers it, or no one
@@ -119,6 +120,7 @@ class _Session:
     system: PromptPiece
     own: PromptPiece
     follows: tuple[int, ...] = ()
+    ended_s: float = 0.0  # the last end of these
     subagents_after: frozenset[int] = frozenset()  # turns after which a subagent runs
     num_drawn: int = 0
 
@@ -143,14 +145,14 @@ class _Drawing:
 
     def turns(self) -> list[SessionTurn]:
         for _ in range(min(self.spec.concurrency, self.spec.sessions)):
-            self._begin(self.rng.uniform(0, _STAGGER_S))
+            self._begin(self.rng.uniform(0, _STAGGER_S), ())
         turns: list[SessionTurn] = []
         while self._coming:
             _, _, session = heapq.heappop(self._coming)
             self._take_turn(session, turns)
         return turns
 
-    def _begin(self, at_s: float) -> None:
+    def _begin(self, at_s: float, follows: tuple[int, ...]) -> None:
         spec, rng = self.spec, self.rng
         self._num_begun += 1
         num_turns = max(round(spec.turns.draw(rng)), 1)
@@ -160,6 +162,7 @@ class _Drawing:
         system = PromptPiece(int(rng.integers(spec.system_prompts)), spec.system_tokens)
         own = PromptPiece(next(self._texts), self._draw(spec.first_tokens))
         session = _Session(next(self._numbers), None, num_turns, at_s, system, own)
+        session.follows, session.ended_s = follows, at_s
         session.subagents_after = frozenset(after)
         self._push(session)
 
@@ -182,6 +185,7 @@ class _Drawing:
                 session.parent,
                 session.at_s,
                 session.follows,
+                session.at_s - session.ended_s if session.follows else 0.0,
                 (session.system, session.own),
                 output,
                 not (is_last or waits),
@@ -193,7 +197,7 @@ class _Drawing:
             self._end(session, number, end_s)
             return
         self._grow(session, output)
-        session.follows = (number,)
+        session.follows, session.ended_s = (number,), end_s
         pause = spec.person_pause_s if waits else spec.tool_pause_s
         session.at_s = end_s + pause.draw(rng)
         if session.num_drawn in session.subagents_after and not waits:
@@ -222,15 +226,15 @@ class _Drawing:
         own = PromptPiece(next(self._texts), self._draw(spec.first_tokens))
         num_turns = self._draw(spec.subagent_turns)
         agent = _Session(next(self._numbers), parent.number, num_turns, at_s, system, own)
-        agent.follows = parent.follows
+        agent.follows, agent.ended_s = parent.follows, at_s
         self._awaiting[agent.number] = parent
         self._push(agent)
 
     def _end(self, session: _Session, number: int, end_s: float) -> None:
         parent = self._awaiting.pop(session.number, None)
         if parent is not None:
-            parent.at_s = max(parent.at_s, end_s)
+            parent.at_s, parent.ended_s = max(parent.at_s, end_s), end_s
             parent.follows = (*parent.follows, number)
             self._push(parent)
         elif self._num_begun < self.spec.sessions:
-            self._begin(end_s)
+            self._begin(end_s, (number,))

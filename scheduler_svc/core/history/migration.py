@@ -31,6 +31,8 @@ class Migration:
             leaving.append(sequence)
         leaving += self._state.waiting.take_held()
         assert len(leaving) == len(self._live)
+        for sequence in leaving:
+            self._state.no_longer_waits(sequence)
         self._live.clear()
         self._state.fork_groups.clear()
         self._state.suspects.clear()
@@ -81,6 +83,7 @@ class Migration:
         state.suspects.discard(sequence)
         state.host.release(sequence)
         state.stop_fetching(sequence, was_awaited=False)
+        state.no_longer_waits(sequence)
         sequence.lose_kv()
 
     def can_hold(self, sequence: Sequence) -> bool:

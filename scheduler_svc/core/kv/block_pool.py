@@ -117,6 +117,10 @@ class BlockPool:
             if ref_count[block_id] == 0:
                 self._append(block_id)
 
+    def release_filled(self, block_ids: Sequence[int]) -> None:
+        """As `release`, of blocks of a chain that no sequence but a transfer has filled."""
+        self.release(block_ids)
+
     def discard(self, block_id: int) -> None:
         """Forgets a free block's content, and hands this block out first."""
         self._evict(block_id)
@@ -160,10 +164,10 @@ class BlockPool:
         for cache in self.caches:
             cache.evict(block_id)
 
-    def _append(self, block_id: int) -> None:
-        last = self._prev[NULL_BLOCK]
+    def _append(self, block_id: int, end: int = NULL_BLOCK) -> None:
+        last = self._prev[end]
         self._next[last] = block_id
         self._prev[block_id] = last
-        self._next[block_id] = NULL_BLOCK
-        self._prev[NULL_BLOCK] = block_id
+        self._next[block_id] = end
+        self._prev[end] = block_id
         self.num_free += 1

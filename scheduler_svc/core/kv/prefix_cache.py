@@ -59,6 +59,16 @@ class PrefixCache:
         """The hash of a block's content; None when it is not in the cache."""
         return self._hash_of.get(block_id)
 
+    def likely(self, hashes: Sequence[int]) -> list[int]:
+        """The blocks that `lookup` finds, unless a hash of theirs collides."""
+        found: list[int] = []
+        for block_hash in hashes:
+            block_id = self._block_of.get(block_hash)
+            if block_id is None:
+                break
+            found.append(block_id)
+        return found
+
     def lookup(
         self,
         hashes: Sequence[int],
@@ -71,13 +81,7 @@ class PrefixCache:
         `root` is the parent of the first block, `origins` [blocks, 2] are those of all. Stops at
         the first block that is missing or whose content differs.
         """
-        block_of = self._block_of
-        found: list[int] = []
-        for block_hash in hashes:
-            block_id = block_of.get(block_hash)
-            if block_id is None:
-                break
-            found.append(block_id)
+        found = self.likely(hashes)
         return found[: self._num_equal(found, hashes, token_ids, root, origins)]
 
     def lookup_runs(

@@ -182,7 +182,8 @@ class KvTransfers:
             return
         whole = transfer.chain.part(0, 0 if transfer.is_void else num_blocks)
         (self._fetched if transfer.is_fetch else self._stored)(transfer, whole)
-        self._pool.release(transfer.held)
+        release = self._pool.release_filled if transfer.is_fetch else self._pool.release
+        release(transfer.held)
         self.num_held -= len(transfer.held)
 
     def _fetched(self, fetch: _InFlight, whole: Chain) -> None:

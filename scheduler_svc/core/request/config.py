@@ -16,6 +16,13 @@ class Policy(Enum):
     FAIR = "fair"  # the tenant served least first
 
 
+class CachePolicy(Enum):
+    """Which cached blocks are handed out anew under pressure, and which sequence enters then."""
+
+    LRU = "lru"  # the block freed longest ago; the queue's order
+    SESSIONS = "sessions"  # what no session will read first; who has least to compute
+
+
 class Preemption(Enum):
     """The destination of a preempted sequence's KV."""
 
@@ -69,6 +76,7 @@ class SchedulerConfig:
     hash_namespace: str = ""
     weights_version: str = ""  # of the worker; blocks of two versions are never shared
     policy: Policy = Policy.FCFS
+    cache_policy: CachePolicy = CachePolicy.LRU
     priority_ageing_s: float = 60.0  # seconds of waiting that count as one priority level
     tenant_weights: tuple[tuple[str, float], ...] = ()  # of the fair share; 1 for all others
     queue_window: int = 4  # requests tried after a waiting one that has no room

@@ -13,6 +13,7 @@ from scheduler_svc.core.kv.sealing import seal_slot
 from scheduler_svc.core.request.config import Policy, SchedulerConfig
 from scheduler_svc.core.request.fault import blaming
 from scheduler_svc.core.request.sequence import Sequence, Status
+from scheduler_svc.core.step.cheapest_first import MAX_COMPARED, CheapestFirst
 from scheduler_svc.core.step.draft import Counters, Draft
 from scheduler_svc.core.step.plan import AdmissionHold, Cause, EnteringSequence
 from scheduler_svc.core.step.reuse import Reuse
@@ -42,11 +43,17 @@ class _SetAside:
     def __init__(self) -> None:
         self.everyone: list[Sequence] = []
         self.passed: list[Sequence] = []  # those of them without room
+        self.too_soon: list[Sequence] = []  # those of them that would take what is kept for others
 
     @property
     def num_awaiting(self) -> int:
         """Number of them that await another sequence of their fork group."""
-        return len(self.everyone) - len(self.passed)
+        return len(self.everyone) - len(self.passed) - len(self.too_soon)
+
+    def await_turn(self, sequence: Sequence) -> None:
+        """Adds a sequence whose turn has not come; others pass it."""
+        self.everyone.append(sequence)
+        self.too_soon.append(sequence)
 
     def add(self, sequence: Sequence, outcome: _Outcome) -> None:
         """Adds a sequence that was not admitted."""
@@ -80,15 +87,21 @@ class Admission:
         if not len(state.waiting):
             return
         entered: list[Sequence] = []
-        aside = _SetAside()
+        aside, line = _SetAside(), None
+        if state.sessions is not None:
+            state.sessions.let_age()
+            line = CheapestFirst(state.waiting, state.sessions)
         while draft.budget > 0 and state.free_slots and self._may_look_past(aside):
-            sequence = state.waiting.take()
+            sequence = state.waiting.take() if line is None else line.take()
             if sequence is None:
                 break
             if state.requirements.must_wait(sequence):  # what was ready went with a worker
                 state.enqueue(sequence)
                 continue
             is_barred = sequence.num_awaited or sequence.is_suspect or self._is_shut_out(sequence)
+            if not is_barred and self._comes_too_soon(sequence):
+                aside.await_turn(sequence)
+                continue
             if is_barred or self._would_rob(aside, sequence):
                 aside.add(sequence, _Outcome.NO_ROOM)
                 break
@@ -101,6 +114,10 @@ class Admission:
             entered.append(sequence)
             for overtaken in aside.passed:
                 overtaken.num_overtaken += 1
+            if line is not None:
+                line.put_back()  # another tenant may be first now
+        if line is not None:
+            line.put_back()
         draft.hold = self._why_on_hold(draft, aside)
         for sequence in reversed(aside.everyone):
             state.waiting.put_back(sequence)
@@ -143,7 +160,9 @@ class Admission:
         A preempted sequence is never overtaken: the next one would take the room that it gave up.
         One that awaits its fork group is always overtaken: it needs no room yet.
         """
-        if len(aside.passed) > self._config.queue_window or aside.num_awaiting > MAX_AWAITING:
+        if len(aside.passed) > self._config.queue_window:
+            return False
+        if aside.num_awaiting > MAX_AWAITING or len(aside.too_soon) > MAX_COMPARED:
             return False
         return all(s.status is Status.WAITING for s in aside.everyone) and all(
             s.num_overtaken < self._config.max_overtakes for s in aside.passed
@@ -151,6 +170,18 @@ class Admission:
 
     def _is_shut_out(self, sequence: Sequence) -> bool:
         return self._state.is_closed and not sequence.has_run
+
+    def _comes_too_soon(self, sequence: Sequence) -> bool:
+        """True if a sequence would take what is kept for others before its turn.
+
+        It may if nothing runs, if it did before, or if it is more urgent than what runs.
+        """
+        sessions, running = self._state.sessions, self._state.running.sequences
+        if sessions is None or not running or sequence.status is not Status.WAITING:
+            return False
+        if self._state.waiting.order.is_more_urgent(sequence, running[-1]):
+            return False
+        return not sessions.may_enter(sequence.number)
 
     def _would_rob(self, aside: _SetAside, sequence: Sequence) -> bool:
         order = self._state.waiting.order
@@ -171,6 +202,8 @@ class Admission:
                 if number in by_number:
                     short[by_number[number]] = short_then + num_free_then - num_free
             return AdmissionHold(Cause.BLOCKS, passed[0].request.request_id, short)
+        if aside.too_soon:
+            return AdmissionHold(Cause.BLOCKS, aside.too_soon[0].request.request_id)
         if aside.everyone:
             return AdmissionHold(Cause.FORK_GROUP, first=aside.everyone[0].request.request_id)
         if not state.waiting.num_admissible:
@@ -193,7 +226,8 @@ class Admission:
             return _Outcome.AWAITS_FORK_GROUP
         chunk, num_new = self._first_chunk(sequence, start, draft.budget)
         # Shared blocks without a holder leave the free queue as well.
-        short = sum(num_new) + state.pool.num_free_among(start.all_shared) - num_free
+        num_taken = sum(num_new) + state.pool.num_free_among(start.all_shared)
+        short = num_taken + self._rest_of_prompt(sequence, start, chunk) - num_free
         if short > 0:
             self._blocked[number] = num_free, short
             return _Outcome.NO_ROOM
@@ -215,6 +249,17 @@ class Admission:
             draft.read_slots.append(start.sibling.slot)
         self._draft_entry(draft, sequence, start, chunk, tables)
         return _Outcome.ENTERED
+
+    def _rest_of_prompt(self, sequence: Sequence, start: Start, chunk: int) -> int:
+        """Blocks that a sequence takes after its first chunk, and for which it must wait, too.
+
+        By sessions one enters when it can compute its prompt: otherwise several begin, take blocks
+        that others will read, and are preempted before their ends. Alone it may always try.
+        """
+        if self._state.sessions is None or not self._state.running.sequences:
+            return 0
+        num_begun, size = start.num_computed + chunk, self._config.block_size
+        return -(-len(sequence.token_ids) // size) - -(-num_begun // size)
 
     def _count_first(self, sequence: Sequence, start: Start) -> None:
         """Counts prefix cache hits at a sequence's first admission; a fork counts as no lookup."""

@@ -14,8 +14,10 @@ from scheduler_svc.core.kv.block_moves import BlockMoves
 from scheduler_svc.core.kv.block_pool import BlockPool
 from scheduler_svc.core.kv.block_table import BlockTable, TableRow
 from scheduler_svc.core.kv.cache_changes import CacheChanges
+from scheduler_svc.core.kv.chain import Chain
 from scheduler_svc.core.kv.host_pool import HostPool
 from scheduler_svc.core.kv.prefix_cache import NULL_BLOCK
+from scheduler_svc.core.kv.session_pool import SessionPool
 from scheduler_svc.core.kv.slots import RunningSet, SlotTable
 from scheduler_svc.core.kv.state_snapshots import StateSnapshots
 from scheduler_svc.core.kv.transfers import KvTransfers, TransferCounts
@@ -24,7 +26,7 @@ from scheduler_svc.core.queue.fork_groups import ForkGroups
 from scheduler_svc.core.queue.policies import make_order
 from scheduler_svc.core.queue.requirement_waits import RequirementWaits
 from scheduler_svc.core.queue.waiting import WaitingQueue
-from scheduler_svc.core.request.config import Preemption, SchedulerConfig
+from scheduler_svc.core.request.config import CachePolicy, Preemption, SchedulerConfig
 from scheduler_svc.core.request.sequence import Sequence, Status
 from scheduler_svc.core.request.timeline import Phase
 from scheduler_svc.core.step.start import Start, TableStart
@@ -80,7 +82,7 @@ class SchedulerState:
         self.acked_step = 0
         self._num_evictions_before = 0  # of earlier workers' pools
         self._block_sizes = [group.block_size for group in config.groups]
-        self.pool = BlockPool(config.num_blocks, *self._block_sizes)
+        self.pool = self._make_pool(config.num_blocks)
         self.changes: CacheChanges | None = None  # of the prefix caches, if they are followed
         self.is_worker_away = False
         self.is_closed = False  # no sequence enters that has not run
@@ -96,7 +98,7 @@ class SchedulerState:
         self.host = HostPool(room.num_host_blocks)
         self._moves = BlockMoves()  # since the last plan
         self._num_evictions_before += self.pool.num_evictions
-        self.pool = BlockPool(room.num_blocks, *self._block_sizes)
+        self.pool = self._make_pool(room.num_blocks)
         if self.changes is not None:
             self.changes.clear()
             self.pool.follow(self.changes)
@@ -111,6 +113,30 @@ class SchedulerState:
         self.num_fenced_blocks = 0
         self.departed: dict[int, Sequence] = {}  # fenced slot to the sequence that awaits its token
         self._fenced: list[_Fenced] = []
+        if self.sessions is not None:
+            for sequence in self.waiting:
+                self._expect(self.sessions, sequence)
+
+    def _make_pool(self, num_blocks: int) -> BlockPool:
+        """An empty pool by the cache policy; `sessions` is the same one where it is by sessions."""
+        self.sessions: SessionPool | None = None
+        if self.config.cache_policy is CachePolicy.LRU or not self.config.enable_prefix_caching:
+            return BlockPool(num_blocks, *self._block_sizes)
+        self.sessions = SessionPool(num_blocks, *self._block_sizes)
+        self.sessions.now_s = self.now_s
+        return self.sessions
+
+    def _expect(self, sessions: SessionPool, sequence: Sequence) -> None:
+        """Notes what a waiting sequence would find, in the prefix cache and in the tier."""
+        found: list[int] = []
+        num_tokens, size = len(sequence.token_ids), self.config.block_size
+        if not sequence.is_private and (len(sessions.cache) or self.transfers is not None):
+            end = sequence.num_skippable // size
+            found = sessions.cache.likely(sequence.block_hashes(size)[:end])
+            if self.transfers is not None:
+                chain = Chain.of(sequence, len(found), end, size)
+                num_tokens -= size * len(self.transfers.tier.find(chain))
+        sessions.expect(sequence.number, found, num_tokens)
 
     def follow_caches(self) -> None:
         """Has changes of the prefix caches noted from now on, if there are any."""
@@ -142,8 +168,14 @@ class SchedulerState:
             self.waiting.discard(sequence)
             self.host.release(sequence)
             self.stop_fetching(sequence, was_awaited=is_fetching)
+            self.no_longer_waits(sequence)
         self.fork_groups.remove(sequence)
         self.suspects.discard(sequence)
+
+    def no_longer_waits(self, sequence: Sequence) -> None:
+        """Keeps nothing in the prefix cache for a sequence that has left the queue for good."""
+        if self.sessions is not None:
+            self.sessions.not_expected(sequence.number)
 
     def rebuild(self, sequences: list[Sequence]) -> None:
         """Frees everything and queues these sequences; reads nothing of the state before."""
@@ -196,6 +228,10 @@ class SchedulerState:
         to the running set.
         """
         self.pool.share(start.all_shared)
+        if self.sessions is not None:
+            last = start.shared[-1] if start.shared else None
+            arrival_s = sequence.request.arrival_s
+            self.sessions.enter(sequence.number, arrival_s, last, start.all_shared)
         rows = []
         for group, num_new in enumerate(num_new_blocks):
             table = start.more[group - 1] if group else start
@@ -247,6 +283,11 @@ class SchedulerState:
         table = self.table
         sequence.num_awaited = int(table.num_planned[slot] - table.num_tokens[slot])
         block_ids = table.held_blocks(slot)
+        if self.sessions is not None:
+            size, num_computed = self.config.block_size, int(table.num_computed[slot])
+            num_answer = max(num_computed - sequence.num_prompt, 0)
+            num_answer_blocks = (num_answer // size + 2) * len(table.tables)
+            self.sessions.leave(sequence.number, block_ids, num_answer_blocks)
         table.leave(slot, status)
         if self.snapshots is not None:
             self.snapshots.leave(slot)
@@ -291,6 +332,8 @@ class SchedulerState:
             self.waiting.put_back(sequence)
         else:
             self.waiting.append(sequence)
+        if self.sessions is not None:
+            self._expect(self.sessions, sequence)
 
     def _swap_out(self, sequence: Sequence) -> bool:
         """Plans a copy of a sequence's KV to host memory; False if it has no room there.
@@ -407,6 +450,8 @@ class SchedulerState:
         """Queues the sequences that waited for one of these transfers."""
         for sequence in self.waiting.kv_came(transfer_ids):
             sequence.timeline.enter(sequence.waiting_phase, self.now_s)
+            if self.sessions is not None:
+                self._expect(self.sessions, sequence)
 
     def stop_fetching(self, sequence: Sequence, *, was_awaited: bool) -> None:
         """Forgets a sequence that has left the queue; cancels what only it awaited, if it did."""

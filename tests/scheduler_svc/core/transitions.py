@@ -2,7 +2,7 @@
 
 from itertools import pairwise
 
-from scheduler_svc.core import KvGroup, Scheduler
+from scheduler_svc.core import CachePolicy, KvGroup, Scheduler
 from scheduler_svc.core.kv.block_pool import BlockPool
 from scheduler_svc.core.request.block_hash import chain_with
 from scheduler_svc.core.request.identity import Root
@@ -17,7 +17,7 @@ from tests.scheduler_svc.core.fake_worker import (
 
 
 class FreeQueueWatch:
-    """Checks that blocks are freed to the tail, last block first, and taken from the head.
+    """Checks that by LRU blocks are freed to the tail, last block first, and taken from the head.
 
     A block that is found again leaves the queue from the middle; the others keep their places, and
     a free block keeps the hash under which it can be found.
@@ -34,7 +34,8 @@ class FreeQueueWatch:
         pool = scheduler.internal_state.pool
         free = list(pool.free_queue())
         if pool is self._pool:
-            self._check_order(free, is_sliding=scheduler.config.has_window)
+            if scheduler.config.cache_policy is CachePolicy.LRU:
+                self._check_order(free, is_sliding=scheduler.config.has_window)
             if not may_forget:
                 for block_id in free:
                     expected = self._hash_of.get(block_id, pool.hash_of(block_id))

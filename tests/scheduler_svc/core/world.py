@@ -14,6 +14,7 @@ import numpy as np
 
 from scheduler_svc.core import (
     GRAMMAR,
+    CachePolicy,
     Cut,
     KvGroup,
     Policy,
@@ -62,6 +63,7 @@ def draw_config(draw: Draw) -> SchedulerConfig:
         preemption=preemption,
         num_host_blocks=draw.integer(0, 24),
         policy=draw.pick(list(Policy)),
+        cache_policy=draw.pick(list(CachePolicy)),
         priority_ageing_s=draw.pick([0.5, 4.0]),
         tenant_weights=(("a", 2.0),),
         queue_window=draw.pick([0, 1, 4]),

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from scheduler_svc.core import SchedulerConfig
+from scheduler_svc.core import CachePolicy, SchedulerConfig
 from scheduler_svc.core.estimate.step_time import StepTime
 from simulator import simulate
 from simulator.capacity.coming import Coming
@@ -36,7 +36,7 @@ def small(preset: str, **changes: object) -> SessionSpec:
 
 
 def turn(session: int, *pieces: PromptPiece, output: int = 1, at_s: float = 0.0) -> SessionTurn:
-    return SessionTurn(session, None, at_s, (), pieces, output, calls_tool=True, is_last=False)
+    return SessionTurn(session, None, at_s, (), 0.0, pieces, output, calls_tool=True, is_last=False)
 
 
 def in_turns(*texts: int, num_tokens: int = 8) -> SessionTrace:
@@ -111,16 +111,21 @@ def test_a_parent_awaits_its_subagent_and_turns_await_the_turn_before() -> None:
     assert subagents
 
 
-def test_a_turn_comes_at_its_time_or_at_the_last_end_that_it_awaits() -> None:
-    arrivals = [Arrival(1.0, 4, 1), Arrival(2.0, 4, 1), Arrival(3.0, 4, 1, follows=(0, 1))]
+def test_a_turn_comes_a_pause_after_the_last_end_that_it_awaits() -> None:
+    arrivals = [
+        Arrival(1.0, 4, 1),
+        Arrival(2.0, 4, 1),
+        Arrival(3.0, 4, 1, follows=(0, 1), pause_s=0.5),
+    ]
     coming = Coming(arrivals)
     assert [number for number, _ in coming.take(5.0)] == [0, 1]
     coming.ended(0, 6.0)
     assert coming.next_s is None
     assert len(coming) == 1
     coming.ended(1, 7.0)
-    ((number, arrival),) = coming.take(7.0)
-    assert (number, arrival.arrival_s, len(coming)) == (2, 7.0, 0)
+    assert not coming.take(7.0)
+    ((number, arrival),) = coming.take(8.0)
+    assert (number, arrival.arrival_s, len(coming)) == (2, 7.5, 0)
 
 
 # --- bounds --------------------------------------------------------------------------------------
@@ -182,6 +187,30 @@ def test_where_no_turn_waits_the_core_computes_what_plain_lru_does() -> None:
     plain = replay(trace, 4, num_blocks, Evict.OLDEST).num_computed_tokens
     assert served.max_waiting <= 1
     assert served.num_prefill_tokens == pytest.approx(plain, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("preset", "ratio"), [("codex", 1), ("codex", 2), ("agentx", 2), ("agentx", 4)]
+)
+def test_by_sessions_the_core_computes_less_where_turns_wait(preset: str, ratio: int) -> None:
+    changes = {"sessions": 24, "concurrency": 12, "turns": LogNormal(12, 0.4, 24)}
+    spec = replace(PRESETS[preset].scaled(128), **changes)
+    slow = StepTime(0.128, 4e-3, 0.0)
+    trace = draw(spec, 0, slow)
+    config = replace(CONFIG, num_blocks=trace.most_alive_tokens // 4 // ratio + 1)
+    lru, sessions = (
+        serve(trace, replace(config, cache_policy=policy), slow, lookahead=1)
+        for policy in CachePolicy
+    )
+    least = ideal(trace, 4).num_computed_tokens
+    assert sessions.num_prefill_tokens <= lru.num_prefill_tokens
+    if ratio > 1:
+        assert lru.max_waiting > 2, "no turn waited"
+        excess = sessions.num_prefill_tokens - least
+        assert excess <= 0.8 * (lru.num_prefill_tokens - least)
+        assert sessions.duration_s < lru.duration_s
+    ended = [outcome.num_tokens for outcome in sessions.outcomes]
+    assert ended == [turn.output_tokens for turn in trace.turns]
 
 
 # --- the command ---------------------------------------------------------------------------------
