@@ -125,7 +125,7 @@ def _draw_config(rng: random.Random, model: FakeModel, num_workers: int) -> Serv
         step_timeout_s=STEP_TIMEOUT_S,
         heartbeat_timeout_s=HEARTBEAT_TIMEOUT_S,
         policy=rng.choice(list(Policy)),
-        cache_policy=rng.choice(list(CachePolicy)),
+        cache_policy=[*CachePolicy][model.num_blocks % len(CachePolicy)],
         preemption=rng.choice(list(Preemption)) if model.num_host_blocks else Preemption.RECOMPUTE,
         priority_ageing_s=rng.choice([0.5, 10.0]),
         max_waiting_requests=rng.choice([0, 0, 4]),
