@@ -84,6 +84,16 @@ def test_frames_with_and_without_seals_do_not_mix() -> None:
             check(frames)
 
 
+def test_a_frame_of_a_peer_without_seals_may_end_like_one() -> None:
+    """One of 65,536 does, by the bytes of its last field."""
+    seal = bytes([SEQUENCE_FIELD << 3 | 5, 2, 0, 0, 0, CHECKSUM_FIELD << 3 | 5, 1, 2, 3, 4])
+    check([b"hello", b"a step" + seal, b"another"])
+    with pytest.raises(BadFrame, match="changed on the way"):
+        check([b"a step" + seal])  # a first frame tells whether there are seals
+    with pytest.raises(BadFrame, match="changed on the way"):
+        check([*sealed()[:1], b"a step" + seal])
+
+
 def test_numbers_wrap_around() -> None:
     sealer, seal_check = Sealer(), SealCheck()
     seal_check.check(sealer.seal(b""))
