@@ -76,7 +76,8 @@ def expected(terse_model: Path) -> str:
     with torch.inference_mode():
         output = theirs.generate(**prompt, do_sample=False, max_new_tokens=MAX_SAMPLE_TOKENS)
     token_ids = output[0, prompt["input_ids"].shape[1] :]
-    return str(tokenizer.decode(token_ids, skip_special_tokens=True)).strip()
+    text = str(tokenizer.decode(token_ids, skip_special_tokens=True)).strip()
+    return text.replace("\r\n", "\n")  # as lines of what was printed are read
 
 
 def check(found: str, dtype: str, expected: str) -> None:

@@ -166,7 +166,8 @@ class KvTransfers:
             transfer.is_taken = True
             if transfer.is_fetch:
                 transfer.due_s = now_s + max(TIMEOUT_FACTOR * expected_s, LEAST_TIMEOUT_S)
-        cancelled, self._cancelled, self._not_taken = tuple(self._cancelled), [], []
+        cancelled = tuple(each for each in self._cancelled if each in self._in_flight)
+        self._cancelled, self._not_taken = [], []
         return TransferOrders(
             tuple(transfer.order for transfer in taken if transfer.is_fetch),
             tuple(transfer.order for transfer in taken if not transfer.is_fetch),

@@ -36,6 +36,6 @@ def test_a_model_of_a_hub_is_served_by_its_name(terse_model: Path, tmp_path: Pat
             timeout=patience(120),
         )
     assert done.returncode == 0, done.stdout + done.stderr
-    answer = done.stdout.partition("What is the capital of France?\n")[2]
+    answer = done.stdout.partition("What is the capital of Japan?\n")[2]
     assert answer.partition("\nstopping")[0].strip(), done.stdout
     assert "model     org/tiny" in done.stdout

@@ -157,7 +157,7 @@ def up(terse_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 
 def test_the_sample_question_was_answered_and_how_to_go_on_names_the_ca(up: Secured) -> None:
-    assert "capital of France" in up.printed
+    assert "capital of Japan" in up.printed
     assert f"curl --cacert {up.ca} https://" in up.printed
     assert f"grpcurl -cacert {up.ca}" in up.printed
     assert up.keys["user"] not in up.printed
