@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 # Of bytes 0 and 1, and 2 and 3, of $4: the lower and the upper halves as float16 times 2^-14.
-_HALVES = """{
+_HALVES = tl.constexpr("""{
     .reg .b32 t, u;
     prmt.b32 t, $4, 0, 0x4140;
     prmt.b32 u, $4, 0, 0x4342;
@@ -26,10 +26,10 @@ _HALVES = """{
     shl.b32 b, t, 8;  and.b32 b, b, 0x80008000; or.b32 $2, a, b;
     shl.b32 a, u, 5;  and.b32 a, a, 0x0E000E00;
     shl.b32 b, u, 8;  and.b32 b, b, 0x80008000; or.b32 $3, a, b;
-}"""
+}""")
 
 # Of two bytes of $2, the lower and the upper halves as bfloat16 times 2^126 and the powers in $3.
-_SCALED = """{
+_SCALED = tl.constexpr("""{
     .reg .b32 t, a, b, s;
     mov.b32 s, 0x7E807E80;
     prmt.b32 t, $2, 0, 0x4140;
@@ -39,9 +39,7 @@ _SCALED = """{
     shl.b32 a, t, 2;  and.b32 a, a, 0x01C001C0;
     shl.b32 b, t, 8;  and.b32 b, b, 0x80008000; or.b32 a, a, b;
     mul.rn.bf16x2 a, a, s; mul.rn.bf16x2 $1, a, $3;
-}"""
-_HALVES_ASM = tl.constexpr(_HALVES)
-_SCALED_ASM = tl.constexpr(_SCALED)
+}""")
 
 
 @triton.jit
@@ -57,7 +55,7 @@ def numbers(
         power = tl.maximum(exponents.to(tl.int32) << 7, 0x0040)
         power |= power << 16
         low, high = tl.inline_asm_elementwise(
-            _SCALED_ASM, "=r,=r,r,r",
+            _SCALED, "=r,=r,r,r",
             [codes.to(tl.int32), tl.broadcast_to(power[:, :, None], codes.shape)],
             dtype=(tl.int32, tl.int32), is_pure=True, pack=1,
         )  # fmt: skip
@@ -94,7 +92,7 @@ def _halves(codes: tl.tensor, IS_COMPILED: tl.constexpr) -> tuple[tl.tensor, tl.
     """The numbers of both halves of bytes times 2^-14, as float16."""
     if IS_COMPILED:
         low, high = tl.inline_asm_elementwise(
-            _HALVES_ASM, "=r,=r,=r,=r,r", [codes],
+            _HALVES, "=r,=r,=r,=r,r", [codes],
             dtype=(tl.float16, tl.float16), is_pure=True, pack=4,
         )  # fmt: skip
     else:

@@ -25,7 +25,7 @@ class Coming:
 
     @property
     def next_s(self) -> float | None:
-        """When the next one comes; None if all that are left await the end of another."""
+        """The time of the next one; None if all that are left await the end of another."""
         return self._due[0][0] if self._due else None
 
     def take(self, now_s: float) -> list[tuple[int, Arrival]]:

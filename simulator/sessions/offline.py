@@ -1,4 +1,4 @@
-"""How much a cache of a given size computes of a trace, if turns are served in order, in no time.
+"""A cache of a given size, and the tokens it computes if turns are served in order, in no time.
 
 Evicted is what is used next farthest in the future (the optimum: no policy that serves the turns in
 this order, one at a time, computes less), or what was used longest ago. A turn keeps its own
@@ -15,7 +15,7 @@ from simulator.sessions.trace import SessionTrace, SessionTurn
 
 
 class Evict(Enum):
-    """Which text gives way first."""
+    """The text that gives way first."""
 
     FARTHEST = "farthest next use"
     OLDEST = "longest unused"

@@ -166,8 +166,7 @@ class KvTransfers:
             transfer.is_taken = True
             if transfer.is_fetch:
                 transfer.due_s = now_s + max(TIMEOUT_FACTOR * expected_s, LEAST_TIMEOUT_S)
-        cancelled = tuple(each for each in self._cancelled if each in self._in_flight)
-        self._cancelled, self._not_taken = [], []
+        cancelled, self._cancelled, self._not_taken = tuple(self._cancelled), [], []
         return TransferOrders(
             tuple(transfer.order for transfer in taken if transfer.is_fetch),
             tuple(transfer.order for transfer in taken if not transfer.is_fetch),
@@ -181,6 +180,8 @@ class KvTransfers:
         transfer = self._in_flight.pop(transfer_id, None)
         if transfer is None:
             return
+        if transfer_id in self._cancelled:  # the worker need not hear of it any more
+            self._cancelled.remove(transfer_id)
         whole = transfer.chain.part(0, 0 if transfer.is_void else num_blocks)
         (self._fetched if transfer.is_fetch else self._stored)(transfer, whole)
         release = self._pool.release_filled if transfer.is_fetch else self._pool.release

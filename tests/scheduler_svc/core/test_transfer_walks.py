@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from scheduler_svc.core import Refused, Scheduler, SchedulerConfig
+from scheduler_svc.core.kv.chain import Chain
 from scheduler_svc.core.kv.transfers import KvTransfers, _InFlight
 from tests.scheduler_svc.core.draws import SeededDraw
 from tests.scheduler_svc.core.fake_tier import FakeTier
@@ -201,6 +202,20 @@ def _believe_that_all_came(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(KvTransfers, "done", lambda self, number, _: done(self, number, 1_000))
 
 
+def _find_in_the_tier_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A content is found in the tier before it was copied there."""
+    store = KvTransfers.store
+
+    def early(self: KvTransfers, chain: Chain, block_ids: list[int]) -> None:
+        store(self, chain, block_ids)
+        for transfer_id in list(self._in_flight)[-1:]:
+            if not (one := self._in_flight[transfer_id]).is_fetch:
+                self.tier.pool.share(one.order.tier_blocks)
+                self.tier.stored(one.order.tier_blocks, one.chain)
+
+    monkeypatch.setattr(KvTransfers, "store", early)
+
+
 def _keep_what_was_reset(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(KvTransfers, "forget_contents", lambda self: None)
 
@@ -211,6 +226,7 @@ def _keep_what_was_reset(monkeypatch: pytest.MonkeyPatch) -> None:
         _free_at_the_cancel,
         _store_without_a_reference,
         _believe_that_all_came,
+        _find_in_the_tier_at_once,
         _keep_what_was_reset,
     ],
 )
