@@ -158,9 +158,9 @@ def test_no_answer_late_partial_double_or_missing_breaks_a_rule(seed: int) -> No
 
 def test_the_walks_fetch_store_drop_and_time_out() -> None:
     """Otherwise they would show nothing."""
-    counts = [walk(seed).transfers.counts for seed in (33, 72, 101, 102, 104)]
+    counts = [walk(seed).transfers.counts for seed in (95, 99, 100, 102, 104)]
     for name in ("num_fetched", "num_not_fetched", "num_stored", "num_not_stored"):
-        assert sum(getattr(one, name) for one in counts) > 10, name
+        assert sum(getattr(one, name) for one in counts) > 20, name
 
 
 # --- the proof of the proof: planted faults are found --------------------------------------------
