@@ -12,6 +12,7 @@ from torch import Tensor
 
 from kernels import fp8
 from worker_svc.attention.layer_kv import LayerKv
+from worker_svc.device.host_memory import pinned_bytes
 
 
 class PagedCache(Protocol):
@@ -106,7 +107,7 @@ def empty_pages(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
     if not math.prod(shape):
         return torch.empty(shape, dtype=dtype)
     if device.type == "cuda":
-        return torch.empty(shape, dtype=dtype, pin_memory=True)
+        return pinned_bytes(math.prod(shape) * dtype.itemsize).view(dtype).view(shape)
     return zero_pages(shape, dtype, device)
 
 

@@ -5,6 +5,8 @@ the host does not wait. The scheduler decides which blocks are copied.
 """
 
 import math
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -46,19 +48,36 @@ class BlockMover:
     def _swap_out(self, blocks: IntColumn, host_blocks: IntColumn) -> None:
         (index,) = upload(self._device, blocks)
         content = self._kv_cache.read_blocks(index)  # [n, L, block_size, 2, Hkv, D]
-        for host_block, block in zip(host_blocks.tolist(), content, strict=True):
-            self._host[host_block].copy_(block, non_blocking=True)
+        for run in _runs(host_blocks):
+            self._host[run.host].copy_(content[run.part], non_blocking=True)
 
     def _swap_in(self, blocks: IntColumn, host_blocks: IntColumn) -> None:
         (index,) = upload(self._device, blocks)
         content = self._buffer(len(blocks))
-        for host_block, block in zip(host_blocks.tolist(), content, strict=True):
-            block.copy_(self._host[host_block], non_blocking=True)
+        for run in _runs(host_blocks):
+            content[run.part].copy_(self._host[run.host], non_blocking=True)
         self._kv_cache.write_blocks(index, content)
 
     def _buffer(self, num_blocks: int) -> Tensor:
         shape = (num_blocks, *self._kv_cache.block_shape)
         return torch.empty(shape, dtype=self._kv_cache.moved_dtype, device=self._device)
+
+
+@dataclass(frozen=True, slots=True)
+class BlockRun:
+    """Blocks that follow each other in host memory, so that one copy moves them."""
+
+    part: slice  # of the blocks that are moved
+    host: slice
+
+
+def _runs(host_blocks: IntColumn) -> Iterator[BlockRun]:
+    """The runs of the blocks, in their order."""
+    begin = 0
+    for end in (*(np.flatnonzero(np.diff(host_blocks) != 1) + 1).tolist(), len(host_blocks)):
+        first = int(host_blocks[begin])
+        yield BlockRun(slice(begin, end), slice(first, first + end - begin))
+        begin = end
 
 
 def _parts(first: IntColumn, second: IntColumn) -> list[tuple[IntColumn, IntColumn]]:

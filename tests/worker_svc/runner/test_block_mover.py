@@ -39,21 +39,31 @@ def moves(**columns: list[int]) -> StepMoves:
     return StepMoves(*(np.array(columns.get(name, []), dtype=np.int64) for name in names))
 
 
+PLACES = {
+    "side by side": list(range(70)),
+    "backwards": list(reversed(range(70))),
+    "in runs": [*range(40, 70), *range(10), 39, *range(10, 39)],
+    "every other": [*range(0, 70, 2), *range(1, 70, 2)],
+}
+
+
+@pytest.mark.parametrize("places", PLACES.values(), ids=PLACES.keys())
 @pytest.mark.parametrize("device_name", DEVICES)
-def test_blocks_come_back_from_the_host_as_they_went(device_name: str) -> None:
+def test_blocks_come_back_from_the_host_as_they_went(device_name: str, places: list[int]) -> None:
     device = torch.device(device_name)
     cache = make_cache(device)
     mover, before = BlockMover(cache, 70, device), contents(cache, device)
     out = list(range(1, 71))  # in more than one part
-    mover.apply(moves(swapped_out=out, to_host=list(range(70))))
+    mover.apply(moves(swapped_out=out, to_host=places))
     cache.write_blocks(
         torch.tensor(out, device=device), torch.zeros((70, *cache.block_shape), device=device)
     )
     back = list(reversed(range(30, 100)))
     mover.apply(moves(from_host=list(range(70)), swapped_in=back))
     after = contents(cache, device)
-    for source, target in zip(out, back, strict=True):
-        assert torch.equal(after[target], before[source])
+    source_of = dict(zip(places, out, strict=True))
+    for host_block, target in enumerate(back):
+        assert torch.equal(after[target], before[source_of[host_block]])
     assert not any(after[block].any() for block in range(1, 30))
 
 
