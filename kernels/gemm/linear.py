@@ -3,7 +3,8 @@
 
     x [M, K] with M <= 32, weight [N, K]  ->  y = x @ weight.T  [M, N]
     with norm_weight [K]:  y = rms_norm(x) @ weight.T
-    with gated:            silu(gate) * up  [M, N / 2], where gate and up are the halves of y
+    with gated:            silu(gate) * up  [M, N / 2], where gate and up are the halves of y;
+                           with gelu, by tanh, in place of silu
     with residual [M, N]:  y + residual
     with inboxes:          y, also sent to the peers for `all_reduce.receive`
 
@@ -22,6 +23,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from kernels.comm.exchange import deliver, slot_start, to_words, word
 from kernels.comm.inboxes import Inboxes
 from kernels.gemm import operands
+from kernels.norm.silu_and_mul import activated
 from kernels.pdl import has_pdl, launch_options
 
 MAX_ROWS = 32
@@ -67,6 +69,7 @@ def linear(
     norm_weight: torch.Tensor | None = None,
     eps: float = 0.0,
     gated: bool = False,
+    gelu: bool = False,
     residual: torch.Tensor | None = None,
     inboxes: Inboxes | None = None,
     slot: int = 0,
@@ -92,6 +95,7 @@ def linear(
         BLOCK_K=config.block_k,
         NORM=norm_weight is not None,
         GATED=gated,
+        GELU=gelu,
         HAS_BIAS=bias is not None,
         HAS_RESIDUAL=residual is not None,
         RANK=0 if inboxes is None else inboxes.rank,
@@ -140,6 +144,7 @@ def _row_kernel(
     BLOCK_K: tl.constexpr,
     NORM: tl.constexpr,
     GATED: tl.constexpr,
+    GELU: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
     RANK: tl.constexpr,
@@ -187,7 +192,7 @@ def _row_kernel(
         up = tl.sum(acc_up, 1)
         if NORM:
             up *= factor
-        y = y / (1.0 + tl.exp(-y)) * up
+        y = activated(y, up, GELU)
     if HAS_BIAS:
         y += tl.load(bias_ptr + n, mask=is_n, other=0.0).to(tl.float32)
     if HAS_RESIDUAL:
@@ -221,6 +226,7 @@ def _rows_kernel(
     SLICES: tl.constexpr,
     NORM: tl.constexpr,
     GATED: tl.constexpr,
+    GELU: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
     RANK: tl.constexpr,
@@ -272,7 +278,7 @@ def _rows_kernel(
         up = tl.sum(acc_up, 0)
         if NORM:
             up *= factor
-        y = y / (1.0 + tl.exp(-y)) * up
+        y = activated(y, up, GELU)
     to = m[None, :] * N + n[:, None]
     inside = (m < M)[None, :] & (n < N)[:, None]
     if HAS_BIAS:

@@ -3,7 +3,8 @@
 
     x [M, K] with M <= 32, weight [N, K]  ->  y = x @ weight.T  [M, N]
     with residual [M, N]:  y + residual
-    with gated:            silu(gate) * up  [M, N / 2], where gate and up are the halves of y
+    with gated:            silu(gate) * up  [M, N / 2], where gate and up are the halves of y;
+                           with gelu, by tanh, in place of silu
     with divided:          each row of y is first divided by the RMS of its row of x: an RMS norm
                            with its weight folded into the layer's
 
@@ -25,6 +26,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.gemm import operands
+from kernels.norm.silu_and_mul import activated
 from kernels.pdl import has_pdl, launch_options
 
 MAX_ROWS = 32
@@ -105,6 +107,7 @@ def tiled_linear(
     *,
     residual: torch.Tensor | None = None,
     gated: bool = False,
+    gelu: bool = False,
     divided: bool = False,
     eps: float = 0.0,
 ) -> torch.Tensor:
@@ -136,6 +139,7 @@ def tiled_linear(
         SPLITS=config.splits,
         STAGES=config.num_stages,
         GATED=gated,
+        GELU=gelu,
         DIVIDED=divided,
         HAS_RESIDUAL=residual is not None,
         PDL=has_pdl(x),
@@ -165,6 +169,7 @@ def _tiled_linear_kernel(
     SPLITS: tl.constexpr,
     STAGES: tl.constexpr,
     GATED: tl.constexpr,
+    GELU: tl.constexpr,
     DIVIDED: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
     PDL: tl.constexpr,
@@ -204,7 +209,7 @@ def _tiled_linear_kernel(
         acc *= factor
         acc_up *= factor
     if GATED:
-        acc = acc / (1.0 + tl.exp(-acc)) * acc_up
+        acc = activated(acc, acc_up, GELU)
 
     to = m[None, :] * N + n[:, None]
     inside = (m < M)[None, :] & (n < N)[:, None]

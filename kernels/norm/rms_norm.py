@@ -48,15 +48,8 @@ def _launch(
     total: torch.Tensor | None,
     scale: float = 1.0,
 ) -> None:
+    check(x, weight)
     num_rows, width = x.shape
-    if weight.shape != (width,) or not weight.is_contiguous():
-        raise ValueError(f"weight must be contiguous [{width}], got {tuple(weight.shape)}")
-    if weight.dtype not in (x.dtype, torch.float32):
-        raise ValueError(f"weight must be of {x.dtype} or float32, got {weight.dtype}")
-    if x.stride(1) != 1:
-        raise ValueError("rows of x must be contiguous")
-    if width > _MAX_WIDTH:
-        raise ValueError(f"rows of {width} exceed {_MAX_WIDTH}")
     if num_rows == 0:
         return
     block = triton.next_power_of_2(width)
@@ -69,9 +62,27 @@ def _launch(
         HAS_RESIDUAL=residual is not None,
         SCALE=scale,
         PDL=has_pdl(x),
-        num_warps=min(16, max(1, block // 512)),
+        num_warps=num_warps(block),
         **launch_options(x),
     )  # fmt: skip
+
+
+def check(x: torch.Tensor, weight: torch.Tensor) -> None:
+    """Raises ValueError if rows x [T, N] cannot be normed with the weight [N]."""
+    width = x.shape[1]
+    if weight.shape != (width,) or not weight.is_contiguous():
+        raise ValueError(f"weight must be contiguous [{width}], got {tuple(weight.shape)}")
+    if weight.dtype not in (x.dtype, torch.float32):
+        raise ValueError(f"weight must be of {x.dtype} or float32, got {weight.dtype}")
+    if x.stride(1) != 1:
+        raise ValueError("rows of x must be contiguous")
+    if width > _MAX_WIDTH:
+        raise ValueError(f"rows of {width} exceed {_MAX_WIDTH}")
+
+
+def num_warps(block: int) -> int:
+    """The warps of a program that norms a row of up to `block` elements."""
+    return min(16, max(1, block // 512))
 
 
 @triton.jit

@@ -74,9 +74,15 @@ def _silu_and_mul_kernel(
         factor = rms_factor(rms_ptr + row * N, eps, N, STEP)
         gate *= factor
         up *= factor
+    out = activated(gate, up, GELU)
+    tl.store(out_ptr + row * I + i, out.to(out_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def activated(gate: tl.tensor, up: tl.tensor, GELU: tl.constexpr) -> tl.tensor:
+    """Returns silu(gate) * up, or with gelu by tanh; in float32."""
     steepness = gate
     if GELU:  # gelu by tanh is a SiLU whose sigmoid has another argument: 2 u in place of x
         steepness = 1.5957691216057308 * gate * (1.0 + 0.044715 * gate * gate)
         steepness = tl.maximum(steepness, -80.0)  # beyond it is 0, and the exponential overflows
-    out = gate / (1.0 + tl.exp(-steepness)) * up
-    tl.store(out_ptr + row * I + i, out.to(out_ptr.dtype.element_ty), mask=inside)
+    return gate / (1.0 + tl.exp(-steepness)) * up

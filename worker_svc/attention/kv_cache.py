@@ -14,6 +14,8 @@ from kernels import fp8
 from worker_svc.attention.layer_kv import LayerKv
 from worker_svc.device.host_memory import pinned_bytes
 
+_WORDS = (torch.int64, torch.int32, torch.int16, torch.uint8)
+
 
 class PagedCache(Protocol):
     """Keys and values in blocks, moved whole."""
@@ -64,6 +66,8 @@ class KVCache:
         # FP8 is moved as bytes: torch does not index it on every device.
         self.moved_dtype = torch.uint8 if fp8.is_fp8(dtype) else dtype
         self._blocks = zero_pages(shape, self.moved_dtype, device)
+        # Blocks are moved in words: a GPU gathers words of eight bytes in a quarter of the time.
+        self._words = _in_words(self._blocks, 2)  # [L, num_blocks, W]
         self._scales: tuple[Tensor, ...] | None = None
         self._key_offsets: tuple[Tensor, ...] | None = None
         if fp8.is_fp8(dtype):
@@ -95,11 +99,20 @@ class KVCache:
 
     def read_blocks(self, block_ids: Tensor) -> Tensor:
         """A copy of blocks block_ids [n], as [n, *block_shape] of `moved_dtype`."""
-        return self._blocks.index_select(1, block_ids).transpose(0, 1).contiguous()
+        words = self._words.index_select(1, block_ids).transpose(0, 1).contiguous()
+        return words.view(self.moved_dtype).view(-1, *self.block_shape)
 
     def write_blocks(self, block_ids: Tensor, content: Tensor) -> None:
         """Overwrites blocks block_ids [n], none twice, with content [n, *block_shape]."""
-        self._blocks.index_copy_(1, block_ids, content.transpose(0, 1))
+        self._words.index_copy_(1, block_ids, _in_words(content, 2).transpose(0, 1))
+
+
+def _in_words(blocks: Tensor, num_dims: int) -> Tensor:
+    """The contiguous tensor's first dimensions, and what they hold as words of up to 8 bytes."""
+    rows = blocks.flatten(num_dims)
+    row_bytes = rows.shape[-1] * rows.element_size()
+    word = next(word for word in _WORDS if row_bytes % word.itemsize == 0)
+    return rows.view(word)
 
 
 def empty_pages(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

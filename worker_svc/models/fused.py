@@ -15,8 +15,8 @@ from kernels.attention.rope import norm_rope_write_kv
 from kernels.attention_kind import AttentionKind
 from kernels.comm.all_reduce import TableRows, all_reduce
 from kernels.gemm.cublas_lt import GemmKind
+from kernels.norm.output_norm import add_output_norm
 from kernels.norm.rms_norm import add_rms_norm, rms_norm
-from kernels.norm.silu_and_mul import silu_and_mul
 from worker_svc.attention.backend import AttentionChoice, LayerChoices
 from worker_svc.attention.batch import AttentionBatch, HeadLayout, LastTokens
 from worker_svc.attention.call import AttentionCall
@@ -72,10 +72,7 @@ class FusedMlp:
 
     def gated(self, hidden: Hidden, eps: float) -> Tensor:
         """act(gate) * up of the normed residual: [T, I]."""
-        if self.activation is Activation.SILU:
-            return self.gate_up.gated(hidden, eps)
-        y, rms_of = self.gate_up(hidden, eps)
-        return silu_and_mul(y, rms_of, eps, gelu=True)
+        return self.gate_up.gated(hidden, eps, self.activation is not Activation.SILU)
 
 
 @dataclass(frozen=True, slots=True)
@@ -521,9 +518,10 @@ class FusedDecoder:
     ) -> Hidden:
         """A rank's part, summed over the ranks, normed and scaled, plus the residual."""
         total = self._group.all_reduce(part)
-        if output_norm is not None:
-            total = rms_norm(total, output_norm, self._eps)
-        return self._added(total, residual, reader)
+        if output_norm is None:
+            return self._added(total, residual, reader)
+        wanted, scale = self._wanted(reader, len(residual)), self._residual_scale
+        return Hidden(*add_output_norm(total, output_norm, residual, self._eps, scale, wanted))
 
     def _added(
         self, x: Tensor, residual: Tensor, reader: NormedGemm | FusedExperts | None

@@ -8,7 +8,7 @@ kernel after the GEMM divides each row by its RMS.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from typing import TypedDict, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -93,6 +93,14 @@ class FusedLinear:
         return all_reduce(self(x), inboxes, slot, residual, norm, eps)
 
 
+class GatedProduct(TypedDict):
+    """Arguments of a product of gate and up."""
+
+    gated: bool
+    gelu: bool
+    eps: float
+
+
 @dataclass(frozen=True, slots=True)
 class NormedLinear:
     """y = norm(x) @ W.T + b, with weight [N, K] and bias [N]."""
@@ -131,15 +139,15 @@ class NormedLinear:
             return _multiplied(x, self), x
         return _multiplied(rms_norm(x, self.norm, eps), self), None
 
-    def gated(self, hidden: Hidden, eps: float) -> Tensor:
-        """silu(gate) * up, where gate and up are the halves of norm(x) @ W.T: [T, N / 2]."""
-        x = hidden.residual
+    def gated(self, hidden: Hidden, eps: float, gelu: bool) -> Tensor:
+        """silu(gate) * up, or with gelu; they are the halves of norm(x) @ W.T: [T, N / 2]."""
+        x, how = hidden.residual, GatedProduct(gated=True, gelu=gelu, eps=eps)
         if self.bias is None and _is_by_rows(self, len(x)):
-            return small_linear.linear(x, self.weight, norm_weight=self.norm, eps=eps, gated=True)
+            return small_linear.linear(x, self.weight, norm_weight=self.norm, **how)
         if (arrived := tiles.counters_for(self.arrived, len(x))) is not None:
-            return tiled_linear(x, self.weight, arrived, gated=True, divided=True, eps=eps)
+            return tiled_linear(x, self.weight, arrived, divided=True, **how)
         y, rms_of = self(hidden, eps)
-        return silu_and_mul(y, rms_of, eps)
+        return silu_and_mul(y, rms_of, eps, gelu)
 
     def norms(self, num_rows: int) -> bool:
         """True if the GEMM kernel for this number of rows also computes the norm."""

@@ -10,6 +10,7 @@ step touches a block before the transfer that fills it is answered, or changes o
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 
@@ -19,7 +20,7 @@ import torch
 from worker_svc.attention.kv_cache import PagedCache
 from worker_svc.device.transfer import wait_for
 from worker_svc.process.compute_thread import ComputeThread
-from worker_svc.protocol.step import IntColumn, StepMoves, no_entries
+from worker_svc.protocol.step import StepMoves, no_entries
 from worker_svc.protocol.transfers import Keys, TransferEnd, TransferOrder
 from worker_svc.runner.block_mover import BLOCKS_AT_ONCE, BlockMover
 
@@ -34,8 +35,8 @@ class HostTier:
         self._keys: Keys = np.zeros((num_blocks + 1, 2), dtype=np.uint64)
         self._holds = np.zeros(num_blocks + 1, dtype=np.bool_)
         # Those that a sequence waits for do not wait for the others.
-        self._fetches, self._stores = ComputeThread("fetches"), ComputeThread("stores")
-        self._fetch_stream, self._store_stream = _stream_of(device), _stream_of(device)
+        self._fetches = Lane(self._mover, "fetches", device)
+        self._stores = Lane(self._mover, "stores", device)
         self._lock = threading.Lock()
         self._open: set[int] = set()  # ids that are not answered
         self._cancelled: set[int] = set()  # of these
@@ -58,8 +59,8 @@ class HostTier:
         """
         with self._lock:
             self._open.add(order.transfer_id)
-        thread = self._fetches if order.is_fetch else self._stores
-        thread.post(partial(self._run, order, is_over, answer, time.perf_counter()))
+        lane = self._fetches if order.is_fetch else self._stores
+        lane.thread.post(partial(self._run, lane, order, is_over, answer, time.perf_counter()))
 
     def cancel(self, transfer_ids: tuple[int, ...]) -> None:
         """Ends transfers early; those that are answered already are none."""
@@ -68,24 +69,24 @@ class HostTier:
 
     def when_done(self, call: Callable[[], None]) -> None:
         """Calls once all transfers that were submitted have ended."""
-        self._fetches.post(partial(self._stores.post, call))
+        self._fetches.thread.post(partial(self._stores.thread.post, call))
 
     def _run(
         self,
+        lane: "Lane",
         order: TransferOrder,
         is_over: Callable[[], bool],
         answer: Callable[[int, TransferEnd], None],
         asked_s: float,
     ) -> None:
         begun_s = time.perf_counter()
-        num_whole, problem = 0, ""
+
+        def is_cancelled() -> bool:
+            return is_over() or order.transfer_id in self._cancelled
+
+        num_whole = 0
         try:
-            while num_whole < len(order.block_ids) and not problem:
-                if is_over() or order.transfer_id in self._cancelled:
-                    problem = "it was cancelled"
-                else:
-                    num_copied, problem = self._copy(order, num_whole)
-                    num_whole += num_copied
+            num_whole, problem = self._copy(lane, order, is_cancelled)
         except Exception as error:  # what is not whole is computed
             problem = f"{type(error).__name__}: {error}"
             if problem not in self._failures:
@@ -98,49 +99,73 @@ class HostTier:
         duration_s, queued_s = time.perf_counter() - begun_s, begun_s - asked_s
         answer(order.transfer_id, TransferEnd(num_whole, problem, num_bytes, duration_s, queued_s))
 
-    def _copy(self, order: TransferOrder, begin: int) -> tuple[int, str]:
-        """Copies the next blocks of a transfer; returns how many, and why not all of them."""
-        part = slice(begin, begin + BLOCKS_AT_ONCE)
-        block_ids, tier_blocks = order.block_ids[part], order.tier_blocks[part]
-        keys = order.keys[part]
+    def _copy(
+        self, lane: "Lane", order: TransferOrder, is_cancelled: Callable[[], bool]
+    ) -> tuple[int, str]:
+        """Copies the blocks of a transfer; returns how many, and why not all of them."""
+        num_blocks, problem = len(order.block_ids), ""
+        if order.is_fetch:
+            num_blocks, problem = self._num_known(order)
+        else:
+            self._holds[order.tier_blocks] = False
+        num_copied = 0
+        try:
+            while num_copied < num_blocks and not (is_stopped := is_cancelled()):
+                part = slice(num_copied, min(num_copied + BLOCKS_AT_ONCE, num_blocks))
+                lane.copy(_moves(order, part))
+                num_copied = part.stop
+        finally:
+            lane.finish()  # nothing may still be written once there is an answer
         if not order.is_fetch:
-            self._holds[tier_blocks] = False
-            self._move(self._store_stream, _to_host(block_ids, tier_blocks - 1))
-            self._keys[tier_blocks], self._holds[tier_blocks] = keys, True
-            return len(block_ids), ""
-        is_it = (self._keys[tier_blocks] == keys).all(axis=1) & self._holds[tier_blocks]
-        num_known = len(is_it) if is_it.all() else int(is_it.argmin())
-        if num_known:
-            known = _from_host(tier_blocks[:num_known] - 1, block_ids[:num_known])
-            self._move(self._fetch_stream, known)
-        if num_known < len(is_it):
-            return num_known, f"block {tier_blocks[num_known]} of the tier holds another content"
-        return num_known, ""
+            stored = order.tier_blocks[:num_copied]
+            self._keys[stored], self._holds[stored] = order.keys[:num_copied], True
+        if num_copied < num_blocks and is_stopped:
+            problem = "it was cancelled"
+        return num_copied, problem
+
+    def _num_known(self, order: TransferOrder) -> tuple[int, str]:
+        """The blocks of a fetch up to the first one that the tier does not hold; and why."""
+        is_it = (self._keys[order.tier_blocks] == order.keys).all(axis=1)
+        is_it &= self._holds[order.tier_blocks]
+        if is_it.all():
+            return len(is_it), ""
+        num_known = int(is_it.argmin())
+        block = order.tier_blocks[num_known]
+        return num_known, f"block {block} of the tier holds another content"
+
+
+class Lane:
+    """The copies of one direction, in order: the next one is launched while one is under way."""
+
+    def __init__(self, mover: BlockMover, name: str, device: torch.device) -> None:
+        self.thread = ComputeThread(name)
+        self._mover = mover
+        is_cuda = device.type == "cuda"
+        self._stream = torch.cuda.Stream(device) if is_cuda else None  # type: ignore[no-untyped-call]
+        self._under_way: deque[torch.cuda.Event] = deque()
 
     @torch.inference_mode()
-    def _move(self, stream: torch.cuda.Stream | None, moves: StepMoves) -> None:
-        """Copies blocks; returns when all of their bytes are where they belong."""
-        if stream is None:
+    def copy(self, moves: StepMoves) -> None:
+        """Launches copies; returns when those launched before are done."""
+        if self._stream is None:
             self._mover.apply(moves)
             return
-        with torch.cuda.stream(stream):
+        with torch.cuda.stream(self._stream):
             self._mover.apply(moves)
             done = torch.cuda.Event()  # type: ignore[no-untyped-call]
             done.record()
-        wait_for(done)
+        self._under_way.append(done)
+        while len(self._under_way) > 1:
+            wait_for(self._under_way.popleft())
+
+    def finish(self) -> None:
+        """Returns when all bytes are where they belong."""
+        while self._under_way:
+            wait_for(self._under_way.popleft())
 
 
-def _stream_of(device: torch.device) -> torch.cuda.Stream | None:
-    if device.type != "cuda":
-        return None
-    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-
-
-def _to_host(block_ids: IntColumn, places: IntColumn) -> StepMoves:
-    none = no_entries()
+def _moves(order: TransferOrder, part: slice) -> StepMoves:
+    block_ids, places, none = order.block_ids[part], order.tier_blocks[part] - 1, no_entries()
+    if order.is_fetch:
+        return StepMoves(none, none, places, block_ids, none, none)
     return StepMoves(block_ids, places, none, none, none, none)
-
-
-def _from_host(places: IntColumn, block_ids: IntColumn) -> StepMoves:
-    none = no_entries()
-    return StepMoves(none, none, places, block_ids, none, none)

@@ -11,7 +11,16 @@ from kernels.gemm.linear import linear, pays
 from tests.pairs import pairwise
 
 SHAPES = [(1, 40, 96), (1, 50, 1100), (3, 40, 96), (5, 50, 1100), (17, 24, 64), (32, 16, 2600)]
-FUSED = ["plain", "bias", "residual", "norm", "gated", "norm gated", "norm bias residual"]
+FUSED = [
+    "plain",
+    "bias",
+    "residual",
+    "norm",
+    "gated",
+    "norm gated",
+    "norm gelu gated",
+    "norm bias residual",
+]
 SIZES = [(4096, 1024), (6144, 1024), (1024, 3072), (4096, 12288)]
 EPS = 1e-6
 
@@ -34,11 +43,11 @@ def check(shape, fused, dtype, device, assert_close):
         y = reference.rms_norm(y, options["norm_weight"].float(), EPS)
     y = F.linear(y, weight.float())
     if gated:
-        y = reference.silu_and_mul(y)
+        y = (reference.gelu_and_mul if "gelu" in fused else reference.silu_and_mul)(y)
     for added in (options["bias"], options["residual"]):
         if added is not None:
             y = y + added.float()
-    assert_close(linear(x, weight, eps=EPS, gated=gated, **options), y)
+    assert_close(linear(x, weight, eps=EPS, gated=gated, gelu="gelu" in fused, **options), y)
 
 
 @pytest.mark.parametrize(

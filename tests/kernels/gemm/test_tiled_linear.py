@@ -10,7 +10,7 @@ from tests.pairs import pairwise
 
 # Rows, columns, K: columns of less than a tile, one tile, several; K split into 1, 2, 4.
 SHAPES = [(17, 64, 128), (3, 40, 256), (32, 130, 512), (16, 64, 640), (31, 100, 128)]
-FUSED = ["plain", "residual", "gated", "gated divided"]
+FUSED = ["plain", "residual", "gated", "gated divided", "gelu gated divided"]
 SIZES = [(4096, 1024), (6144, 1024), (1024, 3072), (24576, 4096), (4096, 12288)]
 EPS = 1e-6
 
@@ -26,14 +26,13 @@ def check(shape, fused, dtype, device, assert_close, calls=1):
     if "divided" in fused:
         y = y * (x.float().square().mean(-1, keepdim=True) + EPS).rsqrt()
     if gated:
-        y = reference.silu_and_mul(y)
+        y = (reference.gelu_and_mul if "gelu" in fused else reference.silu_and_mul)(y)
     if residual is not None:
         y = y + residual.float()
     arrived = arrivals(weight)
     for _ in range(calls):  # the first call resets the counters
-        found = tiled_linear(
-            x, weight, arrived, residual=residual, gated=gated, divided="divided" in fused, eps=EPS
-        )
+        how = {"gated": gated, "gelu": "gelu" in fused, "divided": "divided" in fused, "eps": EPS}
+        found = tiled_linear(x, weight, arrived, residual=residual, **how)
         assert_close(found, y)
     assert not arrived.any()
 

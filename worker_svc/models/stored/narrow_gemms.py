@@ -147,8 +147,10 @@ class NormedNarrowLinear:
             return linear.of_rounded(self._rounded(hidden, eps)), None
         return linear(rms_norm(x, self.norm, eps)), None
 
-    def gated(self, hidden: Hidden, eps: float) -> Tensor:
-        """silu(gate) * up, where gate and up are the halves of norm(x) @ W.T: [T, N / 2]."""
+    def gated(self, hidden: Hidden, eps: float, gelu: bool) -> Tensor:
+        """silu(gate) * up, or with gelu; they are the halves of norm(x) @ W.T: [T, N / 2]."""
+        if gelu:
+            return silu_and_mul(self(hidden, eps)[0], None, eps, gelu)
         x, linear = hidden.residual, self.linear
         rows = linear.rows_for(len(x))
         if linear.rounds(len(x)) and hidden.normed is None and linear.bias is None:
