@@ -5,7 +5,9 @@ of a function from a kernel. The second time changes nothing: the first lasts un
 
 It computes for each sum, difference and product of integers whether it overflows, and looks at the
 answer only in debug mode, which it is not in. For each value it makes tables of types and a shape
-of objects, which are the same for all values of one type.
+of objects, which are the same for all values of one type. For each operation it looks for the type
+of the result and casts both operands, also where they have one type and one shape. Kernels are
+interpreted in half the time without all this.
 """
 
 import dataclasses
@@ -39,8 +41,14 @@ def quicken() -> None:
         builder.options = dataclasses.replace(builder.options, sanitize_overflow=False)
     if hasattr(interpreter, "_get_np_dtype"):
         interpreter._get_np_dtype = once_per_type(interpreter._get_np_dtype)
-    share_shapes(importlib.import_module("triton.language.core"))
-    leave_equal_shapes(importlib.import_module("triton.language.semantic").TritonSemantic)
+    core = importlib.import_module("triton.language.core")
+    semantic = importlib.import_module("triton.language.semantic").TritonSemantic
+    call_directly(interpreter, core)
+    hold_quickly(interpreter.TensorHandle, core)
+    share_shapes(core)
+    tell_kinds_by_name(core)
+    leave_equal_shapes(semantic)
+    leave_equal_types(semantic, core)
 
 
 @cache
@@ -79,29 +87,83 @@ def once_per_type(find: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return find_once
 
 
+def call_directly(interpreter: Any, core: Any) -> None:
+    """Calls of the language reach its functions without what checks that they stand in a kernel."""
+    checked = core.builtin(lambda: None).__code__
+
+    def patch(owner: Any, name: str, member: Any, builder: Any, scope: Any) -> None:
+        inner = member.__wrapped__ if member.__code__ is checked else member
+        semantic = interpreter.interpreter_semantic
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            kwargs["_semantic"] = semantic
+            return inner(*args, **kwargs)
+
+        scope.set_attr(owner, name, call)
+
+    interpreter._patch_attr = patch
+    unwrap, plain = core._unwrap_if_constexpr, {int, float, bool, str, core.tensor, type(None)}
+    core._unwrap_if_constexpr = lambda value: value if type(value) in plain else unwrap(value)
+
+
+def hold_quickly(handle: Any, core: Any) -> None:
+    """Numbers that fit their type, as all of these do, are held without more."""
+    refuse = handle.__post_init__
+
+    def hold(self: Any, data: Any, dtype: Any, attr: Any = None) -> None:
+        self.data, self.dtype, self.attr = data, dtype, {} if attr is None else attr
+        if dtype is not core.int1 and data.itemsize * 8 > getattr(dtype, "primitive_bitwidth", 64):
+            refuse(self)
+
+    handle.__init__ = hold
+
+
+def tell_kinds_by_name(core: Any) -> None:
+    """A type finds its name in a set, not in lists that are joined each time."""
+    signed, unsigned = frozenset(core.dtype.SINT_TYPES), frozenset(core.dtype.UINT_TYPES)
+    floating, integers = frozenset(core.dtype.FP_TYPES), signed | unsigned
+    equal = core.dtype.__eq__
+    core.dtype.__eq__ = lambda self, other: self is other or equal(self, other)
+    core.dtype.is_floating = lambda self: self.name in floating
+    core.dtype.is_int = lambda self: self.name in integers
+    core.dtype.is_int_signed = lambda self: self.name in signed
+    core.dtype.is_int_unsigned = lambda self: self.name in unsigned
+
+
 def share_shapes(core: Any) -> None:
     """Values of one shape share the objects that tell it, and so do types of blocks."""
     made: dict[tuple[str, tuple[int, ...]], Any] = {}
-    make = core.block_type.__init__
+    make, change = core.block_type.__init__, core.block_type.with_element_ty
 
     @cache
     def told(shape: tuple[int, ...]) -> tuple[Any, Any]:
         return core.constexpr(math.prod(shape)), core.tuple([core.constexpr(n) for n in shape])
 
     def prepare_value(self: Any, handle: Any, kind: Any) -> None:
-        self.handle, self.type, self.dtype = handle, kind, kind.scalar
-        self.numel, self.shape = told(tuple(kind.shape) if kind.is_block() else ())
+        self.handle, self.type = handle, kind
+        if kind.is_block():
+            self.dtype, (self.numel, self.shape) = kind.element_ty, kind.told
+        else:
+            self.dtype, (self.numel, self.shape) = kind, told(())
 
     def prepare_type(self: Any, element: Any, shape: Any) -> None:
-        key = element.name, tuple(getattr(n, "value", n) for n in shape)
+        key = element.name, tuple([getattr(n, "value", n) for n in shape])
         if key not in made:
             make(self, element, shape)
-            made[key] = self.shape, self.numel, self.name
-        self.element_ty = element
-        self.shape, self.numel, self.name = made[key]
+            made[key] = self.shape, self.numel, self.name, told(tuple(self.shape))
+        self.element_ty, self.others = element, {}
+        self.shape, self.numel, self.name, self.told = made[key]
+
+    def share_type(self: Any, element: Any) -> Any:
+        if element.is_ptr():
+            return change(self, element)
+        if element.name not in self.others:
+            self.others[element.name] = change(self, element)
+        return self.others[element.name]
 
     core.tensor.__init__ = prepare_value
     core.block_type.__init__ = prepare_type
+    core.block_type.with_element_ty = share_type
 
 
 def leave_equal_shapes(semantic: Any) -> None:
@@ -114,6 +176,38 @@ def leave_equal_shapes(semantic: Any) -> None:
         return broadcast(self, left, right)
 
     semantic.broadcast_impl_value = broadcast_others
+
+
+def leave_equal_types(semantic: Any, core: Any) -> None:
+    """Operands of one type are not cast, and a number is cast and broadcast once for a type."""
+    check = semantic.binary_op_type_checking_impl
+    constants: dict[tuple[Any, ...], Any] = {}
+
+    def check_others(
+        self: Any, left: Any, right: Any,
+        left_may_point: bool = False, right_may_point: bool = False,
+        arithmetic_check: bool = True, div_or_mod: bool = False,
+    ) -> tuple[Any, Any]:  # fmt: skip
+        rest = left_may_point, right_may_point, arithmetic_check, div_or_mod
+        kind = type(right)
+        if type(left) is core.tensor and left.dtype.is_ptr():
+            if kind is core.tensor and left_may_point and right.dtype.is_int():
+                return self.broadcast_impl_value(left, right)
+        elif type(left) is core.tensor and arithmetic_check:
+            if kind is core.tensor and left.dtype is right.dtype and not div_or_mod:
+                return self.broadcast_impl_value(left, right)
+            if kind is int or (kind is float and right != 0):  # a zero has a sign
+                key = left.type.name, kind, right, div_or_mod
+                if key not in constants:
+                    pair = check(self, left, right, *rest)
+                    if pair[0] is not left:
+                        return pair
+                    pair[1].handle.data.setflags(write=False)
+                    constants[key] = pair[1]
+                return left, constants[key]
+        return check(self, left, right, *rest)
+
+    semantic.binary_op_type_checking_impl = check_others
 
 
 def once_per_launch(patch: Patch, unchanged: Callable[[], Any]) -> Patch:
