@@ -157,13 +157,30 @@ def open_channel(connection: Connection) -> grpc.Channel:
     )
 
 
-def open_aio_channel(connection: Connection) -> grpc.aio.Channel:
-    """An asyncio channel of the running loop; it connects on the first call."""
-    if connection.tls is None:
-        return grpc.aio.insecure_channel(connection.target, options=CHANNEL_OPTIONS)
-    return grpc.aio.secure_channel(
-        connection.target, _credentials(connection.tls), options=CHANNEL_OPTIONS
-    )
+class AioOpener:
+    """An asyncio channel of the event loop in which it is first asked for, and its end."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._opened: grpc.aio.Channel | None = None
+
+    @property
+    def channel(self) -> grpc.aio.Channel:
+        """The channel; it connects on the first call."""
+        if self._opened is None:
+            target, tls = self._connection.target, self._connection.tls
+            if tls is None:
+                self._opened = grpc.aio.insecure_channel(target, options=CHANNEL_OPTIONS)
+            else:
+                self._opened = grpc.aio.secure_channel(
+                    target, _credentials(tls), options=CHANNEL_OPTIONS
+                )
+        return self._opened
+
+    async def close(self) -> None:
+        """Cancels every call and closes the connection."""
+        if self._opened is not None:
+            await self._opened.close()
 
 
 def _credentials(tls: TLS) -> grpc.ChannelCredentials:

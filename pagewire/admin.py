@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Self, TypeVar
 
 import grpc.aio
 
-from pagewire._channel import DEFAULT_SCHEDULER, Connection, open_aio_channel, open_channel
+from pagewire._channel import DEFAULT_SCHEDULER, AioOpener, Connection, open_channel
 from pagewire._connection.environment import API_KEY, found_tls
 from pagewire._connection.peer_token import key_for
 from pagewire._errors import translated
@@ -217,21 +217,15 @@ class AsyncAdmin(_Operator):
     """A connection to a scheduler, for one event loop. Methods are those of Admin, awaited."""
 
     def _open(self) -> None:
-        self._opened: grpc.aio.Channel | None = None
-
-    @cached_property
-    def _channel(self) -> grpc.aio.Channel:
-        # An asyncio channel belongs to the loop that opens it, hence not in __init__.
-        self._opened = open_aio_channel(self._connection)
-        return self._opened
+        self._opener = AioOpener(self._connection)
 
     @cached_property
     def _stub(self) -> "SchedulerServiceAsyncStub":
-        return SchedulerServiceStub(self._channel)
+        return SchedulerServiceStub(self._opener.channel)
 
     @cached_property
     def _debug(self) -> "DebugServiceAsyncStub":
-        return DebugServiceStub(self._channel)
+        return DebugServiceStub(self._opener.channel)
 
     async def status(self) -> SchedulerStatus:
         """Returns the scheduler's counters and gauges. Raises PagewireError."""
@@ -266,8 +260,7 @@ class AsyncAdmin(_Operator):
 
     async def close(self) -> None:
         """Cancels every call and closes the connection."""
-        if self._opened is not None:
-            await self._opened.close()
+        await self._opener.close()
 
     async def _call(
         self,

@@ -13,6 +13,7 @@ import json
 import math
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -170,19 +171,18 @@ def _spec_of(told: object) -> SessionSpec:
     preset = told.pop("preset", None)
     if preset is not None and preset not in PRESETS:
         raise BadSpec(f"unknown preset {preset!r}; known are {', '.join(PRESETS)}")
-    values: dict[str, object] = {} if preset is None else asdict(PRESETS[preset])
+    values: dict[str, Any] = {} if preset is None else asdict(PRESETS[preset])
     for name, value in told.items():
         if name not in names:
             raise BadSpec(f"unknown field {name!r}; known are preset, {', '.join(names)}")
         values[name] = value
     if missing := [name for name in names if name not in values]:
         raise BadSpec(f"no {missing[0]}")
-    return SessionSpec(**{field.name: _value(field.name, field.type, values) for field in
-                          fields(SessionSpec)})  # type: ignore[arg-type]  # fmt: skip
+    kinds = {field.name: field.type for field in fields(SessionSpec)}
+    return SessionSpec(**{name: _value(name, kinds[name], values[name]) for name in names})
 
 
-def _value(name: str, kind: object, values: dict[str, object]) -> object:
-    value = values[name]
+def _value(name: str, kind: object, value: Any) -> Any:
     if kind is LogNormal:
         if isinstance(value, int | float) and not isinstance(value, bool):
             return LogNormal(value)
