@@ -27,7 +27,7 @@ FLAT = StepTime(0.010, 1e-5, 0.0)  # a draft costs a thousandth of a step
 STEEP = StepTime(0.001, 0.010, 0.0)  # a draft costs nearly a step
 SMALL = StepTime(0.0005, 1e-6, 0.0)
 K = 4
-CROWD = Synthetic(20, 60, Range(20, 200), Range(20, 120), seed=3).arrivals()
+CROWD = Synthetic(20, 30, Range(20, 200), Range(20, 120), seed=3).arrivals()
 
 
 def drafting(

@@ -29,10 +29,10 @@ from tests.worker_svc.models.test_models import (
 )
 from tests.worker_svc.models.test_windows import (
     FULL,
-    LENGTHS,
     SLIDING,
     WINDOW,
     Pair,
+    cuts,
     greedy,
     in_chunks,
     in_each_way,
@@ -88,6 +88,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pair
     return made_once(tmp_path_factory, CHECKPOINTS, SHAPE | SIZES)
 
 
+@pytest.mark.usefixtures("few_programs")
 @in_each_way(CHECKPOINTS, ("gemma2", "gemma3"))
 def test_logits_of_prompts_chunks_and_single_tokens(
     checkpoint: Callable[[str], Pair], name: str, by: str, monkeypatch: pytest.MonkeyPatch
@@ -95,8 +96,8 @@ def test_logits_of_prompts_chunks_and_single_tokens(
     folder, theirs = checkpoint(name)
     ours = load(folder, by, monkeypatch)
     length = 2 * WINDOW + 9
-    prompts = make_prompts(*([length] * len(LENGTHS)))
-    chunks = [[cut, cut, length - 2 * cut - 3, 1, 1, 1] for cut in LENGTHS]
+    chunks = [[cut, cut, length - 2 * cut - 3, 1, 1, 1] for cut in cuts(by)]
+    prompts = make_prompts(*([length] * len(chunks)))
     for prompt, logits in zip(prompts, in_chunks(ours, prompts, chunks), strict=True):
         assert_same(logits, expected_logits(theirs, prompt))
 

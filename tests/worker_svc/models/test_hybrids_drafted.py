@@ -1,4 +1,4 @@
-"""Hybrids under a scheduler that drafts: the tokens of one that does not, after every length."""
+"""Hybrids under a scheduler that drafts: the tokens of one that does not, whatever the length."""
 
 import asyncio
 from collections.abc import Iterator
@@ -24,6 +24,8 @@ from tests.worker_svc.transformers_models.test_served import generate, prompt_of
 from wire.versions import MINOR_WITH_DRAFTS_OF_STATES
 
 NUM_TOKENS = 8
+# All short ones, and where blocks of 16 tokens and chunks of 48 begin and end.
+LENGTHS = [n for n in range(1, LONGEST + 1) if n < 20 or n % 16 in (15, 0, 1)]
 CONFIG = replace(
     test_served.CONFIG,
     num_kv_blocks=400,
@@ -37,9 +39,9 @@ DRAFTED = 5
 class Foresight:
     """Drafts for every row: its next tokens, up to a place from which they are wrong."""
 
-    def __init__(self, core: Scheduler, wanted: list[list[int]]) -> None:
+    def __init__(self, core: Scheduler, wanted: dict[int, list[int]]) -> None:
         self._core = core
-        self._wanted = wanted  # by length of prompt, from 1
+        self._wanted = wanted  # by length of prompt
         self._number = 0
 
     def propose(self) -> Drafts:
@@ -48,7 +50,7 @@ class Foresight:
         for sequence in self._core.internal_state.running.sequences:
             assert sequence.slot is not None
             known = int(self._core.view.num_tokens(sequence)) - sequence.num_prompt
-            tokens = self._wanted[sequence.num_prompt - 1][known : known + DRAFTED]
+            tokens = self._wanted[sequence.num_prompt][known : known + DRAFTED]
             self._number += 1
             right = self._number % (DRAFTED + 1)
             drafts = tokens[:right] + [(token + 1) % VOCAB_SIZE for token in tokens[right:]]
@@ -82,7 +84,7 @@ def test_a_scheduler_that_does_not_keep_drafts_from_snapshots_is_told_of_none(
     assert ("verifies no drafts" in without) == (minor < MINOR_WITH_DRAFTS_OF_STATES)
 
 
-async def test_drafts_and_the_cache_change_no_token_after_any_length(
+async def test_drafts_and_the_cache_change_no_token_whatever_the_length(
     worker: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prompt = prompt_of(LONGEST)
@@ -94,15 +96,16 @@ async def test_drafts_and_the_cache_change_no_token_after_any_length(
             async with few:
                 return await generate(stub, prompt[:length], NUM_TOKENS)
 
-        return list(await asyncio.gather(*map(one, range(1, LONGEST + 1))))
+        return list(await asyncio.gather(*map(one, LENGTHS)))
 
     wanted, _ = await test_served.under_a_scheduler(worker, each, enable_prefix_caching=False)
-    monkeypatch.setattr(stepping, "make_drafter", lambda _, core: Foresight(core, wanted))
+    by_length = dict(zip(LENGTHS, wanted, strict=True))
+    monkeypatch.setattr(stepping, "make_drafter", lambda _, core: Foresight(core, by_length))
     options = SpeculationOptions(Method.NGRAM)
     found, engine = await test_served.under_a_scheduler(worker, each, speculative_config=options)
     assert found == wanted
     core = engine.groups[0].core
-    assert core.counters.prefix_hit_tokens > 5 * LONGEST
-    assert core.counters.num_drafts > LONGEST
+    assert core.counters.prefix_hit_tokens > 5 * len(LENGTHS)
+    assert core.counters.num_drafts > len(LENGTHS)
     assert 0 < core.counters.num_accepted_tokens < core.counters.num_drafted_tokens
     check_invariants(core)

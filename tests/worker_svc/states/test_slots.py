@@ -115,7 +115,7 @@ def test_states_of_several_types_and_sizes_lie_in_one_row() -> None:
 
 
 NUM_SLOTS, NUM_SNAPSHOTS, PRIME = 5, 4, 1009
-NUM_ACTIONS = 40_000  # with 100,000 states
+NUM_ACTIONS = 8_000  # with 20,000 states
 
 
 def followed(state: int, token: int) -> int:
