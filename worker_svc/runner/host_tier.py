@@ -35,8 +35,8 @@ class HostTier:
         self._keys: Keys = np.zeros((num_blocks + 1, 2), dtype=np.uint64)
         self._holds = np.zeros(num_blocks + 1, dtype=np.bool_)
         # Those that a sequence waits for do not wait for the others.
-        self._fetches = Lane(self._mover, "fetches", device)
-        self._stores = Lane(self._mover, "stores", device)
+        self._fetches = CopyLane(self._mover, "fetches", device)
+        self._stores = CopyLane(self._mover, "stores", device)
         self._lock = threading.Lock()
         self._open: set[int] = set()  # ids that are not answered
         self._cancelled: set[int] = set()  # of these
@@ -73,7 +73,7 @@ class HostTier:
 
     def _run(
         self,
-        lane: "Lane",
+        lane: "CopyLane",
         order: TransferOrder,
         is_over: Callable[[], bool],
         answer: Callable[[int, TransferEnd], None],
@@ -100,7 +100,7 @@ class HostTier:
         answer(order.transfer_id, TransferEnd(num_whole, problem, num_bytes, duration_s, queued_s))
 
     def _copy(
-        self, lane: "Lane", order: TransferOrder, is_cancelled: Callable[[], bool]
+        self, lane: "CopyLane", order: TransferOrder, is_cancelled: Callable[[], bool]
     ) -> tuple[int, str]:
         """Copies the blocks of a transfer; returns how many, and why not all of them."""
         num_blocks, problem = len(order.block_ids), ""
@@ -134,7 +134,7 @@ class HostTier:
         return num_known, f"block {block} of the tier holds another content"
 
 
-class Lane:
+class CopyLane:
     """The copies of one direction, in order: the next one is launched while one is under way."""
 
     def __init__(self, mover: BlockMover, name: str, device: torch.device) -> None:
