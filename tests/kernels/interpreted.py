@@ -167,13 +167,25 @@ def share_shapes(core: Any) -> None:
 
 
 def leave_equal_shapes(semantic: Any) -> None:
-    """Two blocks of one shape, or two scalars, are not broadcast."""
+    """Two blocks of one shape, or two scalars, are not broadcast; of two others one looks once."""
     broadcast = semantic.broadcast_impl_value
+    shapes: dict[tuple[int, int], Any] = {}  # types of results, by the shapes, which are for good
+
+    def widened(self: Any, value: Any, to: Any) -> Any:
+        if value.shape is to.told[1]:
+            return value
+        kind = to.with_element_ty(value.dtype)
+        if value.type.is_block():
+            return self.make_tensor(self.builder.create_broadcast(value.handle, kind.shape), kind)
+        return self.make_tensor(self.builder.create_splat(kind, value.handle), kind)
 
     def broadcast_others(self: Any, left: Any, right: Any) -> tuple[Any, Any]:
         if left.shape is right.shape:  # which all values of this shape have
             return left, right
-        return broadcast(self, left, right)
+        pair = id(left.shape), id(right.shape)
+        if pair not in shapes:
+            shapes[pair] = broadcast(self, left, right)[0].type
+        return widened(self, left, shapes[pair]), widened(self, right, shapes[pair])
 
     semantic.broadcast_impl_value = broadcast_others
 
