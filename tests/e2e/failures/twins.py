@@ -102,7 +102,9 @@ class Streams:
     ) -> None:
         self.seen = [Seen() for _ in requests]
         self._http = (host, http_port)
-        self._client = pagewire.Client(f"{host}:{grpc_port}", timeout_s=LIMIT_S)
+        self._client = pagewire.Client(
+            f"{host}:{grpc_port}", timeout_s=LIMIT_S, resume_timeout_s=LIMIT_S
+        )
         self._threads = [
             threading.Thread(target=self._follow, args=pair, daemon=True)
             for pair in zip(requests, self.seen, strict=True)
