@@ -6,9 +6,10 @@
 
 One program reads one slice ("split") of one KV head of one sequence for all query heads that share
 it, so every cached byte is read once. The last split to finish merges the partial results of its
-sequence, hence one launch and no second kernel. The grid depends on shapes alone, never on
-lengths, so a captured CUDA graph stays valid while contexts grow. `attend_leading` has the number
-of rows from the device, too: its programs share themselves out among however many there are.
+sequence, hence one launch; where few programs would merge for long, one after the other, a second
+kernel merges with a program for each head. The grid depends on shapes alone, never on lengths, so a
+captured CUDA graph stays valid while contexts grow. `attend_leading` has the number of rows from
+the device, too: its programs share themselves out among however many there are.
 
 Of the rule in `pdl`, that nothing but weights is read before the wait, this kernel takes lengths,
 tables and older keys and values as an exception, since they are older than the step's embedding,
@@ -46,6 +47,7 @@ class _Config:
     num_warps: int
     num_stages: int
     tokens_first: bool = False  # scores are [tokens, heads], of which a matrix unit wants 8
+    merges_apart: bool = False  # in a second kernel
 
 
 def _config(pairs: int, group: int, head_dim: int, itemsize: int) -> _Config:
@@ -54,14 +56,15 @@ def _config(pairs: int, group: int, head_dim: int, itemsize: int) -> _Config:
     Contexts were those of a real run, 100 to 2,000 tokens, longest first.
     """
     if head_dim * itemsize > 256:  # one tile of keys or values is 8 KiB, whatever the type
-        return _Config(
-            _round_down(max(1, min(64, 1024 // pairs))), 32, 16, num_warps=2, num_stages=2
-        )
+        if 2 * pairs <= _FEW_PAIRS:
+            return _Config(64, 32, 32, num_warps=4, num_stages=2, merges_apart=True)
+        splits, apart = _round_down(max(1, min(64, 1024 // pairs))), pairs <= _FEW_PAIRS
+        return _Config(splits, 32, 16, num_warps=2, num_stages=2, merges_apart=apart)
     if pairs <= 2 * _FEW_PAIRS and group <= 2:
         # At contexts of about 600 half as many would do, 2 % better; long ones need these.
         return _Config(min(64, _round_down(1024 // pairs)), 32, 32, 1, 2, tokens_first=True)
     if pairs <= _FEW_PAIRS:
-        return _Config(min(32, _round_down(512 // pairs)), 64, 64, num_warps=2, num_stages=2)
+        return _Config(64, 64, 64, num_warps=2, num_stages=2, merges_apart=True)
     if pairs <= 256:
         return _Config(_round_down(1024 // pairs), 32, 32, num_warps=1, num_stages=3)
     if pairs < 512:
@@ -194,11 +197,25 @@ def _launch(
         WINDOW=kind.window or 0,
         HAS_CAP=kind.softcap is not None,
         HAS_SINKS=sinks is not None,
+        MERGES_APART=config.merges_apart,
         PDL=has_pdl(q),
         num_warps=config.num_warps,
         num_stages=config.num_stages,
         **launch_options(q),
     )  # fmt: skip
+    if config.merges_apart:
+        _merge_kernel[(num_heads, len(context_lens))](
+            context_lens, out, workspace.partial, workspace.stats,
+            GROUP=group,
+            D=head_dim,
+            BLOCK_N=config.block_n,
+            NUM_SPLITS=config.num_splits,
+            MIN_SPLIT=config.min_split,
+            WINDOW=kind.window or 0,
+            PDL=has_pdl(q),
+            num_warps=4,
+            **launch_options(q),
+        )  # fmt: skip
 
 
 @triton.jit
@@ -244,6 +261,22 @@ def capped(scores: tl.tensor, cap: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
+def _shared_out(
+    context_len: tl.tensor,
+    num_splits: tl.tensor,
+    WINDOW: tl.constexpr,
+    MIN_SPLIT: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor]:
+    """(the tokens that a row attends to, and how many of them a split has)."""
+    num_keys = context_len
+    if WINDOW > 0:
+        num_keys = tl.minimum(context_len, WINDOW)
+    per_split = tl.maximum(tl.cdiv(num_keys, num_splits), MIN_SPLIT)
+    return num_keys, tl.cdiv(per_split, BLOCK_N) * BLOCK_N
+
+
+@triton.jit
 def _decode_kernel(
     q_ptr: tl.tensor,
     k_ptr: tl.tensor,
@@ -282,6 +315,7 @@ def _decode_kernel(
     WINDOW: tl.constexpr,
     HAS_CAP: tl.constexpr,
     HAS_SINKS: tl.constexpr,
+    MERGES_APART: tl.constexpr,
     PDL: tl.constexpr,
 ) -> None:
     head = tl.program_id(0)
@@ -307,11 +341,7 @@ def _decode_kernel(
     row = seq.to(tl.int64) * num_kv_heads + head  # one (sequence, KV head) pair
     out_offsets = (row * GROUP + heads)[:, None] * D + dims[None, :]
     context_len = tl.load(lens_ptr + seq)
-    num_keys = context_len
-    if WINDOW > 0:
-        num_keys = tl.minimum(context_len, WINDOW)
-    per_split = tl.maximum(tl.cdiv(num_keys, num_splits), MIN_SPLIT)
-    per_split = tl.cdiv(per_split, BLOCK_N) * BLOCK_N
+    num_keys, per_split = _shared_out(context_len, num_splits, WINDOW, MIN_SPLIT, BLOCK_N)
     start = context_len - num_keys + split * per_split
     end = tl.minimum(start + per_split, context_len)
     if start >= end:
@@ -400,6 +430,8 @@ def _decode_kernel(
     tl.store(partial_ptr + partial_offsets, acc, mask=is_head[:, None])
     tl.store(stats_ptr + slot * 2 * GROUP + heads, peak, mask=is_head)
     tl.store(stats_ptr + (slot * 2 + 1) * GROUP + heads, total, mask=is_head)
+    if MERGES_APART:
+        return
     # All threads must have stored before the one that counts the arrival says so.
     tl.debug_barrier()
     arrived = tl.atomic_add(arrivals_ptr + row, 1, sem="acq_rel", scope="gpu")
@@ -429,3 +461,43 @@ def _decode_kernel(
                 top = new_top
             result = (merged / merged_total).to(out_ptr.dtype.element_ty)
             tl.store(out_ptr + (row * GROUP + g) * D + dims, result)
+
+
+@triton.jit
+def _merge_kernel(
+    lens_ptr: tl.tensor,
+    out_ptr: tl.tensor,
+    partial_ptr: tl.tensor,
+    stats_ptr: tl.tensor,
+    GROUP: tl.constexpr,
+    D: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    NUM_SPLITS: tl.constexpr,
+    MIN_SPLIT: tl.constexpr,
+    WINDOW: tl.constexpr,
+    PDL: tl.constexpr,
+) -> None:
+    """Merges the splits of one query head of one sequence, where it has more than one."""
+    head, seq = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    if PDL:
+        gdc_launch_dependents()
+    num_keys, per_split = _shared_out(
+        tl.load(lens_ptr + seq), NUM_SPLITS, WINDOW, MIN_SPLIT, BLOCK_N
+    )
+    num_active = tl.cdiv(num_keys, per_split)
+    if PDL:
+        gdc_wait()
+    if num_active > 1:
+        splits, dims = tl.arange(0, NUM_SPLITS), tl.arange(0, D)
+        active = splits < num_active
+        row = seq * (tl.num_programs(0) // GROUP) + head // GROUP
+        slots = row * NUM_SPLITS + splits
+        stats = stats_ptr + slots * 2 * GROUP + head % GROUP
+        offsets = (slots * GROUP + head % GROUP)[:, None] * D + dims[None, :]
+        peaks = tl.load(stats, mask=active, other=float("-inf"))
+        totals = tl.load(stats + GROUP, mask=active, other=0.0)
+        parts = tl.load(partial_ptr + offsets, mask=active[:, None], other=0.0)
+        share = tl.exp2(peaks - tl.max(peaks, 0))
+        merged = tl.sum(parts * share[:, None], 0) / tl.sum(totals * share, 0)
+        to = (seq * tl.num_programs(0) + head) * D + dims
+        tl.store(out_ptr + to, merged.to(out_ptr.dtype.element_ty))

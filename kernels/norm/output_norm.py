@@ -4,8 +4,9 @@
     x [T, N], weight [N], residual [T, N]  ->  scale * norm(x) + residual [T, N]
     with next_weight [N]                   ->  and the norm of that sum [T, N]
 
-Statistics and the sum are float32. What is added is rounded before, as `rms_norm` rounds it; the
-second norm is of the sum before rounding. Weights are of the type of x, or float32.
+Statistics and the sum are float32. What is added is rounded before, as `rms_norm` rounds it, unless
+the compiler fuses the product and the sum; the second norm is of the sum before rounding. Weights
+are of the type of x, or float32.
 """
 
 import torch
