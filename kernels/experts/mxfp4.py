@@ -64,9 +64,9 @@ def numbers(
     else:
         both = tl.join(codes & 0xFF, (codes >> 8) & 0xFF).to(tl.uint8)
         low, high = _halves(both, IS_COMPILED)
-        power = 16384.0 * _powers(exponents)[:, :, None, None]
-        low = (low.to(tl.float32) * power).to(DTYPE)
-        high = (high.to(tl.float32) * power).to(DTYPE)
+        power = _powers(exponents)[:, :, None, None]
+        low = (low.to(tl.float32) * 16384.0 * power).to(DTYPE)
+        high = (high.to(tl.float32) * 16384.0 * power).to(DTYPE)
     shape: tl.constexpr = [codes.shape[0], codes.shape[1] * 16]
     return tl.reshape(low, shape), tl.reshape(high, shape)
 
@@ -105,4 +105,6 @@ def _halves(codes: tl.tensor, IS_COMPILED: tl.constexpr) -> tuple[tl.tensor, tl.
 
 @triton.jit
 def _powers(exponents: tl.tensor) -> tl.tensor:
-    return (exponents.to(tl.int32) << 23).to(tl.float32, bitcast=True)
+    # 2^(e - 127) is e << 23 as a float32, and 0x00400000 where e is 0.
+    bits = tl.maximum(exponents.to(tl.int32) << 23, 0x00400000)
+    return bits.to(tl.float32, bitcast=True)

@@ -182,6 +182,32 @@ def test_weights_in_4_bits_are_the_numbers_that_they_stand_for(
     assert_close(getattr(case, way)(case.residual), expected)
 
 
+@pytest.mark.parametrize("exponent", [0, 1, 127, 252])
+def test_exponents_at_both_ends_are_powers_of_two(exponent, device):
+    """One column each, so that nothing is added: 2^-127 is no normal number, 6 x 2^125 the last."""
+    generator = torch.Generator().manual_seed(exponent)
+    blocks = torch.randint(256, (2, 16, 2, 16), generator=generator, dtype=torch.uint8)
+    scales = torch.full((2, 16, 2), exponent, dtype=torch.uint8)
+    codes = torch.stack((blocks & 15, blocks >> 4), -1).flatten(-2)
+    low, high = codes.chunk(2, -1)
+    down = ExpertWeights.of_codes((low | high << 4).flatten(2).to(device), scales.to(device))
+    experts = torch.tensor([[1], [0]], dtype=torch.int32, device=device)
+    ones = torch.ones(2, 1, device=device)
+    counts = torch.ones(2, dtype=torch.int32, device=device)
+    pairs = torch.tensor([[1, 0], [0, 0]], dtype=torch.int32, device=device)
+    routing = Routing(experts, ones, counts, pairs)
+    for column in (0, 1, 15, 16, 40, 63):
+        x = torch.zeros(2, 64, device=device)
+        x[:, column] = 1.0
+        expected = meaning(blocks, scales)[[1, 0], :, column]
+        assert expected.any() and torch.isfinite(expected).all()
+        for found in (
+            few_rows.summed(x, down, routing, None),
+            grouped_linear.grouped_linear(x, down, routing),
+        ):
+            assert torch.equal(found.cpu(), expected)
+
+
 def test_groups_that_are_no_tiles_are_not_stacked():
     weight = ScaledWeight.rounded(torch.randn(8, 96))
     assert ExpertWeights.stacked([weight.regrouped(48), weight.regrouped(48)]) is None
