@@ -19,6 +19,7 @@ import grpc
 import pytest
 from google.protobuf.json_format import MessageToDict
 
+import pagewire
 from default_model.folder import ensure, ensure_file
 from pagewire.cli.launcher.services import LOOPBACK, Settings, plan
 from pagewire.v1 import scheduler_pb2, scheduler_pb2_grpc
@@ -160,11 +161,20 @@ class Product:
             process.kill()
             process.wait()
 
+    def kill_worker(self) -> None:
+        """Kills the worker, and waits until it is gone."""
+        self.processes["worker_svc"].kill()
+        self.processes["worker_svc"].wait()
+
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.kill()
+
+    def sdk(self) -> pagewire.Client:
+        """A client that waits for as long as an answer takes among a crowd."""
+        return pagewire.Client(f"127.0.0.1:{self.grpc_port}", timeout_s=patience(240))
 
     def grpcurl(self, port: int, *arguments: str, data: object = None) -> str:
         """The output of grpcurl; asserts that it succeeds."""

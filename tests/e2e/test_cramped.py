@@ -33,7 +33,7 @@ def cramped(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 @pytest.fixture(scope="module")
 def sdk(cramped: Product) -> Iterator[pagewire.Client]:
-    with pagewire.Client(f"127.0.0.1:{cramped.grpc_port}", timeout_s=patience(240)) as client:
+    with cramped.sdk() as client:
         yield client
 
 
@@ -53,9 +53,7 @@ def kill_worker_after(cramped: Product, num_tokens: int) -> None:
     while computed() < enough:
         assert time.monotonic() < deadline
         time.sleep(0.05)
-    worker = cramped.processes["worker_svc"]
-    worker.kill()
-    worker.wait()
+    cramped.kill_worker()
     cramped.start_worker()
 
 

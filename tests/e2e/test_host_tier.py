@@ -27,7 +27,7 @@ def tiered(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 @pytest.fixture(scope="module")
 def sdk(tiered: Product) -> Iterator[pagewire.Client]:
-    with pagewire.Client(f"127.0.0.1:{tiered.grpc_port}", timeout_s=patience(240)) as client:
+    with tiered.sdk() as client:
         yield client
 
 
@@ -64,9 +64,7 @@ def test_what_comes_from_the_tier_is_what_was_computed(
     assert sum(one.usage.cached_tokens > 200 for one in warm) > NUM_SESSIONS // 2
     assert counted(tiered, "fetched_blocks_total") > 50
     assert counted(tiered, "stored_blocks_total") > 50
-    worker = tiered.processes["worker_svc"]
-    worker.kill()
-    worker.wait()
+    tiered.kill_worker()
     tiered.start_worker()
     again = ask_all(sdk)
     assert told(again) == told(cold)

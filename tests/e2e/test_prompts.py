@@ -12,7 +12,6 @@ import torch
 import pagewire
 from tests.e2e.conftest import Product
 from tests.e2e.scores import TEXT, Theirs, check_scores, load, long_prompt
-from tests.pace import patience
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +27,7 @@ def client(product: Product) -> Iterator[openai.OpenAI]:
 
 @pytest.fixture
 def sdk(product: Product) -> Iterator[pagewire.Client]:
-    with pagewire.Client(f"127.0.0.1:{product.grpc_port}", timeout_s=patience(180)) as client:
+    with product.sdk() as client:
         yield client
 
 

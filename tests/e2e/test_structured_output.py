@@ -63,9 +63,7 @@ async def kill_in_the_middle(product: Product, clients: Clients, after: int) -> 
     async with asyncio.timeout(TIMEOUT_S):
         while clients.num_chunks < after:
             await asyncio.sleep(0.02)
-    worker = product.processes["worker_svc"]
-    worker.kill()
-    worker.wait()
+    product.kill_worker()
     product.start_worker()
 
 
@@ -93,7 +91,7 @@ def test_every_output_fits_its_schema_although_the_worker_dies(product: Product)
 
 
 def test_the_sdk_constrains_by_schema_choice_and_pattern(product: Product) -> None:
-    with pagewire.Client(f"127.0.0.1:{product.grpc_port}", timeout_s=patience(60)) as client:
+    with product.sdk() as client:
         size = client.chat("Big?", structured_output=pagewire.Choice("very big", "very small"))
         assert size.text in ("very big", "very small")
         year = client.chat("When?", structured_output=pagewire.Regex(r"(19|20)\d\d"))
@@ -106,7 +104,7 @@ def test_the_sdk_constrains_by_schema_choice_and_pattern(product: Product) -> No
 def test_a_form_that_other_parameters_make_impossible_ends_with_the_reason(
     product: Product,
 ) -> None:
-    with pagewire.Client(f"127.0.0.1:{product.grpc_port}", timeout_s=patience(60)) as client:
+    with product.sdk() as client:
         options = {"structured_output": pagewire.Choice("yes"), "min_tokens": 50, "max_tokens": 60}
         with pytest.raises(pagewire.InvalidArgument, match=r"no token is left.*min_tokens"):
             client.chat("Well?", **options)

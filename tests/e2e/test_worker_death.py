@@ -73,11 +73,6 @@ def worker_of(product: Product) -> "subprocess.Popen[bytes]":
     return product.processes["worker_svc"]
 
 
-def kill_worker(product: Product) -> None:
-    worker_of(product).kill()
-    worker_of(product).wait()
-
-
 def num_losses(product: Product) -> int:
     return int(product.status()["groups"][0].get("num_losses", 0))
 
@@ -115,7 +110,7 @@ def test_streams_survive_ten_kills_of_the_worker(
             if not until_a_moment(streams, rng, calm, *((1, 80) if number else (1, 1))):
                 return
             killed_at.append(streams.num_tokens)
-            kill_worker(product)
+            product.kill_worker()
             product.start_worker()
             wait_until_lost(product, before + number + 1)
             # Tokens of the one before may still be on their way to slow clients: what is counted
@@ -193,7 +188,7 @@ FAILPOINTS = (
 
 def test_streams_survive_each_failpoint(product: Product, calm: Calm) -> None:
     before = num_losses(product)
-    kill_worker(product)
+    product.kill_worker()
     logged = len(product.read_log("worker_svc"))
     product.start_worker(*(part for name in FAILPOINTS for part in ("--failpoint", name)))
     product.wait_until_ready()
@@ -253,7 +248,7 @@ def test_streams_survive_the_death_for_good_of_one_of_two_workers(
     def kill_one(streams: Streams) -> None:
         assert until_a_moment(streams, rng, calm, 100, 600)
         running.extend(int(g.get("num_running", 0)) for g in two_groups.status()["groups"])
-        kill_worker(two_groups)
+        two_groups.kill_worker()
         del two_groups.processes["worker_svc"]
 
     seen = Streams(two_groups, NUM_TOKENS, calm.stop).run(kill_one)

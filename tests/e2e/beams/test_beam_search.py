@@ -39,7 +39,7 @@ def cramped(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 @pytest.fixture(scope="module")
 def sdk(cramped: Product) -> Iterator[pagewire.Client]:
-    with pagewire.Client(f"127.0.0.1:{cramped.grpc_port}", timeout_s=patience(240)) as client:
+    with cramped.sdk() as client:
         yield client
 
 
@@ -152,9 +152,7 @@ def test_a_search_is_the_same_among_others_that_do_not_fit_and_when_the_worker_d
         while int(cramped.status()["num_output_tokens"]) < done + 40:
             assert time.monotonic() < deadline
             time.sleep(0.01)
-        worker = cramped.processes["worker_svc"]
-        worker.kill()
-        worker.wait()
+        cramped.kill_worker()
         assert not running.done(), "too late to disturb it"
         cramped.start_worker()
         disturbed = running.result()

@@ -78,9 +78,7 @@ def test_a_trace_goes_on_after_its_worker_was_killed(observed: Observed) -> None
     with urllib.request.urlopen(request, timeout=patience(120)) as response:
         for _ in range(6):
             response.readline()
-        worker = observed.product.processes["worker_svc"]
-        worker.kill()
-        worker.wait()
+        observed.product.kill_worker()
         observed.product.start_worker()
         rest = response.read().decode()
     assert rest.rstrip().endswith("data: [DONE]")

@@ -1,14 +1,12 @@
 """Questions to products that draft and to those that do not, through the SDK."""
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
 import pagewire
 from tests.e2e.conftest import Product
-from tests.pace import patience
 
 REPEATING = "one two three four five six seven eight nine ten. " * 6
 
@@ -53,12 +51,6 @@ def cases_of(few: tuple[int, ...]) -> dict[str, dict[str, Any]]:
             "ignore_eos": False,
         },
     }
-
-
-@contextmanager
-def connected(product: Product) -> Iterator[pagewire.Client]:
-    with pagewire.Client(f"127.0.0.1:{product.grpc_port}", timeout_s=patience(240)) as client:
-        yield client
 
 
 def ask(

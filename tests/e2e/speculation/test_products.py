@@ -16,7 +16,6 @@ from tests.e2e.speculation.asked import (
     ask,
     cases_of,
     check_same,
-    connected,
     count_of,
 )
 from tests.pace import patience
@@ -46,7 +45,7 @@ def expected(
     plain = Product(terse_model, tmp_path_factory.mktemp("plain"), SMALL)
     try:
         plain.start()
-        with connected(plain) as client:
+        with plain.sdk() as client:
             return {name: _answer(client, name) for name in CASES}
     finally:
         plain.kill()
@@ -75,7 +74,7 @@ def drafting(
 def test_drafts_change_no_token(
     drafting: Product, expected: dict[str, pagewire.Completion], name: str
 ) -> None:
-    with connected(drafting) as client:
+    with drafting.sdk() as client:
         answer = _answer(client, name)
     check_same(answer, expected[name])
 
@@ -86,7 +85,7 @@ def test_what_repeats_is_drafted_and_comes_true(
     params = pagewire.SamplingParams(
         temperature=0, max_tokens=100, ignore_eos=True, allowed_token_ids=FEW[:2]
     )
-    with connected(drafting) as client:
+    with drafting.sdk() as client:
         for _ in range(MOST_TRIES):  # on a busy machine drafts may seem slow for a while
             client.generate(REPEATING, params)
             if count_of(drafting, "num_accepted_tokens"):
@@ -109,13 +108,11 @@ def test_drafts_change_no_token_among_others_and_when_the_worker_dies(
         deadline_s = time.monotonic() + patience(120)
         while count_of(drafting, "num_output_tokens") < enough and time.monotonic() < deadline_s:
             time.sleep(0.02)
-        worker = drafting.processes["worker_svc"]
-        worker.kill()
-        worker.wait()
+        drafting.kill_worker()
         drafting.start_worker()
 
     killing = threading.Thread(target=kill_once)
-    with connected(drafting) as client, ThreadPoolExecutor(len(names)) as pool:
+    with drafting.sdk() as client, ThreadPoolExecutor(len(names)) as pool:
         killing.start()
         answers = list(pool.map(lambda name: _answer(client, name), names))
         killing.join()

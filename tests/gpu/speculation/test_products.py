@@ -21,7 +21,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import pagewire
 from bench.harness.checkpoints import deepened
 from tests.e2e.conftest import Product, wait_until_all_is_free
-from tests.e2e.speculation.asked import REPEATING, ask, cases_of, check_same, connected, count_of
+from tests.e2e.speculation.asked import REPEATING, ask, cases_of, check_same, count_of
 from tests.worker_svc.random_models import save_disturbed, save_random_model
 from tests.worker_svc.spelling import EOS, VOCAB_SIZE, make_tokenizer
 
@@ -163,7 +163,7 @@ def schedule(product: Product, *options: str) -> None:
 @pytest.fixture(scope="module")
 def asked(one: Product) -> Asked:
     schedule(one)
-    with connected(one) as client:
+    with one.sdk() as client:
         answers = {name: ask(client, PROMPT, NUM_TOKENS, case) for name, case in CASES.items()}
         text = answers[STOPPED].text
         told = Asked(answers, stop=text[len(text) // 2 :][:24])
@@ -188,7 +188,7 @@ def served(request: pytest.FixtureRequest, asked: Asked) -> Product:
 def test_outputs_are_those_of_one_gpu_without_drafts(
     served: Product, asked: Asked, name: str
 ) -> None:
-    with connected(served) as client:
+    with served.sdk() as client:
         check_same(ask(client, PROMPT, NUM_TOKENS, asked.case(name)), asked.answers[name])
 
 
@@ -199,7 +199,7 @@ def serve_crowd(
     crowd: Sequence[str] = CROWD,
 ) -> None:
     """Asks for everything at once; no answer shows how it was disturbed."""
-    with connected(product) as client, ThreadPoolExecutor(len(crowd)) as pool:
+    with product.sdk() as client, ThreadPoolExecutor(len(crowd)) as pool:
         futures = [pool.submit(ask, client, PROMPT, NUM_TOKENS, asked.case(name)) for name in crowd]
         disturb(futures)
         for name, future in zip(crowd, futures, strict=True):
@@ -224,9 +224,7 @@ def test_drafts_change_no_output_where_blocks_are_short(
 
 def kill_worker(product: Product) -> None:
     """The whole worker, of one process or more, in whose place another is started."""
-    worker = product.processes["worker_svc"]
-    worker.kill()
-    worker.wait()
+    product.kill_worker()
     product.start_worker()
 
 

@@ -19,13 +19,11 @@ from scheduler_svc.speculation.start import problem_with_worker
 from tests.worker_svc.conftest import Attachment, Worker, serving
 from tests.worker_svc.transformers_models import test_served
 from tests.worker_svc.transformers_models.families import VOCAB_SIZE, write
-from tests.worker_svc.transformers_models.test_lengths import LONGEST
+from tests.worker_svc.transformers_models.test_lengths import EDGES
 from tests.worker_svc.transformers_models.test_served import generate, prompt_of
 from wire.versions import MINOR_WITH_DRAFTS_OF_STATES
 
 NUM_TOKENS = 8
-# All short ones, and where blocks of 16 tokens and chunks of 48 begin and end.
-LENGTHS = [n for n in range(1, LONGEST + 1) if n < 20 or n % 16 in (15, 0, 1)]
 CONFIG = replace(
     test_served.CONFIG,
     num_kv_blocks=400,
@@ -87,7 +85,7 @@ def test_a_scheduler_that_does_not_keep_drafts_from_snapshots_is_told_of_none(
 async def test_drafts_and_the_cache_change_no_token_whatever_the_length(
     worker: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    prompt = prompt_of(LONGEST)
+    prompt = prompt_of(EDGES[-1])
 
     async def each(engine: Engine, stub: Any) -> list[list[int]]:
         few = asyncio.Semaphore(3)  # with more rows at once no draft has room
@@ -96,16 +94,16 @@ async def test_drafts_and_the_cache_change_no_token_whatever_the_length(
             async with few:
                 return await generate(stub, prompt[:length], NUM_TOKENS)
 
-        return list(await asyncio.gather(*map(one, LENGTHS)))
+        return list(await asyncio.gather(*map(one, EDGES)))
 
     wanted, _ = await test_served.under_a_scheduler(worker, each, enable_prefix_caching=False)
-    by_length = dict(zip(LENGTHS, wanted, strict=True))
+    by_length = dict(zip(EDGES, wanted, strict=True))
     monkeypatch.setattr(stepping, "make_drafter", lambda _, core: Foresight(core, by_length))
     options = SpeculationOptions(Method.NGRAM)
     found, engine = await test_served.under_a_scheduler(worker, each, speculative_config=options)
     assert found == wanted
     core = engine.groups[0].core
-    assert core.counters.prefix_hit_tokens > 5 * len(LENGTHS)
-    assert core.counters.num_drafts > len(LENGTHS)
+    assert core.counters.prefix_hit_tokens > 5 * len(EDGES)
+    assert core.counters.num_drafts > len(EDGES)
     assert 0 < core.counters.num_accepted_tokens < core.counters.num_drafted_tokens
     check_invariants(core)

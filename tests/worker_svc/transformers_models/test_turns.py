@@ -32,7 +32,6 @@ CONFIG = replace(
     scope="module",
     params=[
         ("nemotron_h", "transformers"),
-        ("lfm2", "transformers"),
         ("qwen3_5", "native"),
         ("nemotron_h", "native"),
         ("lfm2", "native"),
