@@ -40,7 +40,7 @@ Pooling = Literal["last", "mean"]  # hidden states that represent a text
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    r"""How to sample tokens and when to stop. None leaves the choice to the server.
+    r"""Rules for sampling tokens and for stopping. None leaves the choice to the server.
 
     >>> SamplingParams(temperature=0, max_tokens=32, stop="\n").max_tokens
     32
@@ -136,7 +136,7 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """Where the time of one output went, in seconds; None where it is not known.
+    """The parts of one output's time, in seconds; None where a part is not known.
 
     The gateway counts from the arrival of the request. The client counts from the start of the
     call, with the network and every retry; it measures where the gateway does not, as for a stream

@@ -210,7 +210,7 @@ class _Service(inference_pb2_grpc.InferenceServiceServicer):
 
 
 def _num_known(options: pb.GenerationOptions, index: int) -> float:
-    """How many characters of an output the client has from a broken stream; all, of a whole one."""
+    """The characters of an output that a client has from a broken stream; all, of a whole one."""
     if not options.resume_outputs:
         return 0 if index else len(options.resume_token_ids)
     known = options.resume_outputs[index]

@@ -39,7 +39,7 @@ class DebugService(debug_pb2_grpc.DebugServiceServicer):
     async def ProfileSteps(
         self, request: debug_pb2.ProfileStepsRequest, context: Context
     ) -> AsyncIterator[debug_pb2.ProfileStepsResponse]:
-        """Where the time of the next steps went, here and on the workers."""
+        """The parts of the next steps' time, here and on the workers."""
         try:
             messages = await self._profiler.record(request)
         except ProfileRefused as refused:

@@ -1,4 +1,4 @@
-"""How fast this machine is now. Limits in tests are multiples of what one small job takes on it.
+"""The pace of this machine. Limits in tests are multiples of what one small job takes on it.
 
 The job is timed once per run; `PAGEWIRE_TEST_PACE` tells the result to every process of the run.
 """

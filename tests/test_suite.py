@@ -1,4 +1,4 @@
-"""How the suite is run: which tests share a process, and pairs in place of all combinations."""
+"""The suite's order, the tests that share a process, and pairs in place of all combinations."""
 
 from itertools import combinations
 from pathlib import Path

@@ -109,7 +109,7 @@ def findings() -> dict[str, list[str]]:
 
 # Docstrings that begin so are mostly clauses without a head, as "What it costs." is. Those of the
 # list are whole sentences with such a clause as subject.
-CLAUSE = re.compile(r"(What|Whether|Those|Of)\b")
+CLAUSE = re.compile(r"(What|Whether|Those|Of|How|Which|Where)\b")
 SENTENCES = {
     "tests/e2e/metrics/test_chart_names.py",
     "tests/gateway/edge/test_json_count.py",

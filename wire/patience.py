@@ -1,4 +1,4 @@
-"""How long to wait for a sign of life, from a peer that may be slow and not gone.
+"""The time to wait for a sign of life, from a peer that may be slow and not gone.
 
 The least suits a machine with time to spare. Where signs come late the limit is a multiple of the
 longest wait lately, and a wait that was given up doubles the next one; all of it up to a bound, so

@@ -223,7 +223,7 @@ async def _stream(
 
 
 def same_outputs(one: Sequence[ConcurrentRun], other: Sequence[ConcurrentRun]) -> str:
-    """How many requests have the same tokens from both sides, as text."""
+    """The number of requests with the same tokens from both sides, as text."""
     pairs = [
         (a.token_ids, b.token_ids)
         for x, y in zip(one, other, strict=True)

@@ -27,7 +27,7 @@ UP = "pagewire up --once {ports}"
 
 @dataclass(frozen=True, slots=True)
 class Time:
-    """How long something took."""
+    """The time that something took."""
 
     what: str
     seconds: float

@@ -53,7 +53,7 @@ class Stack:
 
     @property
     def http(self) -> tuple[str, int]:
-        """Where the gateway serves HTTP."""
+        """The address at which the gateway serves HTTP."""
         return services.LOOPBACK, self.ports.gateway_http
 
     def address(self, name: str) -> str:

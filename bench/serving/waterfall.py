@@ -1,4 +1,4 @@
-"""Where the time to an idle server's first token goes: one tier after another.
+"""Parts of the time to an idle server's first token: one tier after another.
 
 Each tier's own time is the difference of two medians, so the parts add up to what a client sees.
 """

@@ -34,7 +34,7 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class ToolPlaces:
-    """Where a request says what a tool is, for errors."""
+    """The place at which a request describes a tool, for errors."""
 
     name: str
     parameters: str
@@ -51,7 +51,7 @@ class Tool:
     places: ToolPlaces | None = None  # None: those of a chat
 
     def places_at(self, index: int) -> ToolPlaces:
-        """Where the tool of this index stands in its request."""
+        """The place of the tool of this index in its request."""
         path = f"tools[{index}].function"
         return self.places or ToolPlaces(f"{path}.name", f"{path}.parameters")
 

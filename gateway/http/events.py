@@ -136,7 +136,7 @@ def call_delta(part: CallStart | CallArguments) -> dict[str, Any]:
 
 
 def finish_fields(finish: Finish, *, has_calls: bool = False) -> dict[str, Any]:
-    """How a choice ended; stop_reason names the stop string or stop token, if there was one."""
+    """The end of a choice; stop_reason names the stop string or stop token, if there was one."""
     by = finish.stop_token_id if finish.stop_string is None else finish.stop_string
     is_stop = finish.reason is FinishReason.STOP
     reason = "tool_calls" if is_stop and has_calls else finish.reason.value

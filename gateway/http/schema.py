@@ -210,14 +210,14 @@ class GenerationBody(CandidateFields, Body):
 
 
 def to_reuse(cache_salt: str | None, skips: bool | None = None) -> PrefixReuse:
-    """How the prompt shares the prefix cache. Raises RequestError."""
+    """The prompt's share in the prefix cache. Raises RequestError."""
     if cache_salt == "":
         raise invalid("cache_salt", "is empty; leave it out or send a text of its own")
     return PrefixReuse(cache_salt or "", bool(skips))
 
 
 def to_truncation(num_tokens: int | None, side: str | None = None) -> Truncation | None:
-    """How to shorten a prompt; by default its end is kept. Raises RequestError."""
+    """The way to shorten a prompt; by default its end is kept. Raises RequestError."""
     if num_tokens is None:
         return None
     check_range("truncate_prompt_tokens", num_tokens, -1, UINT32_MAX)

@@ -126,7 +126,7 @@ class OutputMeter:
             metrics.decode.observe(now_s - self._first_s)
 
     def timings(self, queue_s: float | None, now_s: float) -> OutputTimings:
-        """Where the output's time went so far."""
+        """The parts of the output's time so far."""
         if self._first_s is None:
             return OutputTimings(now_s - self._began_s, queue_s)
         return OutputTimings(

@@ -8,7 +8,7 @@ from gateway.request.generation import GenerationRequest, WholeOutput
 
 @dataclass(frozen=True, slots=True)
 class BestOf:
-    """How many outputs of each prompt are computed, and how many of them are returned."""
+    """The numbers of outputs of each prompt that are computed and that are returned."""
 
     num_computed: int
     num_returned: int

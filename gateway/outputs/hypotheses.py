@@ -74,7 +74,7 @@ class Hypotheses:
 
     @property
     def num_candidates(self) -> int:
-        """How many of the likeliest tokens of each running beam `advance` needs.
+        """The number of likeliest tokens of each running beam that `advance` needs.
 
         So many that enough of the best continuations go on, if all that can end do.
         """

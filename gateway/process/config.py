@@ -133,7 +133,7 @@ class GatewayConfig:
 
     @property
     def scheduler_target(self) -> SchedulerTarget:
-        """Where the scheduler is, or the active one of several. Raises ValueError."""
+        """The target of the scheduler, or of the active one of several. Raises ValueError."""
         uses_tls = self.identity.tls_ca is not None
         return scheduler_target(self.scheduler, self.scheduler_dns, uses_tls=uses_tls)
 

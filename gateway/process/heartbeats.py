@@ -1,4 +1,4 @@
-"""How each of several gateways shows its supervisor that its event loop runs.
+"""Heartbeats by which each of several gateways shows its supervisor that its event loop runs.
 
 A gateway writes a byte to a pipe at short intervals from its event loop. One that is stopped, or
 whose loop stands still, writes none: its listening sockets would keep taking connections that

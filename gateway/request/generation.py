@@ -33,7 +33,7 @@ class FinishReason(Enum):
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How to sample tokens and when to stop; None leaves the default to the scheduler."""
+    """Rules for sampling tokens and for stopping; None leaves the default to the scheduler."""
 
     temperature: float | None = None
     top_p: float | None = None
@@ -159,7 +159,7 @@ class Standing:
 
 @dataclass(frozen=True, slots=True)
 class PrefixReuse:
-    """Which requests may share the KV of the prompt."""
+    """The requests that may share the KV of the prompt."""
 
     cache_salt: str = ""  # shared only within one salt
     skip_prefix_cache: bool = False  # shared with none
@@ -175,14 +175,14 @@ Prompt = str | tuple[int, ...] | Conversation
 
 @dataclass(frozen=True, slots=True)
 class Truncation:
-    """How a prompt that is too long is shortened."""
+    """The way in which a prompt that is too long is shortened."""
 
     num_tokens: int | None  # that are left; None: as many as leave room for one token of output
     keeps_start: bool = False  # else the end
 
 
 class PromptPooling(Enum):
-    """Which hidden states represent a whole prompt."""
+    """The hidden states that represent a whole prompt."""
 
     LAST = "last"
     MEAN = "mean"
@@ -256,7 +256,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class OutputTimings:
-    """Where the time of one output went, in seconds; None where it never came that far."""
+    """The parts of one output's time, in seconds; None for parts that it never reached."""
 
     total_s: float  # from the request's arrival, as is the first token's
     queue_s: float | None = None  # from submission until the scheduler let it run

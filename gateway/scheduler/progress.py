@@ -1,4 +1,4 @@
-"""How far a live request has come, as the debug service describes it."""
+"""The progress of a live request, as the debug service describes it."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""Where the gateway's channel leads: to one scheduler, or to the active one of several.
+"""The target of the gateway's channel: one scheduler, or the active one of several.
 
 gRPC itself follows the active one: it keeps a connection to each address, watches the health of
 each, and uses those that are SERVING under the name ACTIVE.

@@ -33,7 +33,7 @@ class Inner:
 
 
 class CallWriting(Protocol):
-    """How a model family writes calls."""
+    """The form in which a model family writes calls."""
 
     @property
     def opening(self) -> str:

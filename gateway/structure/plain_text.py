@@ -1,4 +1,4 @@
-"""Which schemas ask for nothing but text, and how long it may be. Pure.
+"""Finds schemas that ask for nothing but text, and the length that it may have. Pure.
 
 Some models write arguments as plain text. Where a schema's text can be described by its length or
 its choices alone it is written as it is; all else is written as JSON.

@@ -19,7 +19,7 @@ _ANY = r"(.|\n)*"
 
 @dataclass(frozen=True, slots=True)
 class Thought:
-    """How the model writes reasoning in this answer, and how much it may."""
+    """The form in which the model writes reasoning in this answer, and its limit."""
 
     opening: str
     closing: str

@@ -53,7 +53,7 @@ def check_types(
 
 
 def output_for(q: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
-    """Where the result goes: `out`, which must be like q and contiguous, or a new tensor."""
+    """The tensor for the result: `out`, which must be like q and contiguous, or a new one."""
     out = q.new_empty(q.shape) if out is None else out
     if out.shape != q.shape or out.dtype != q.dtype or not out.is_contiguous():
         raise ValueError(f"out must be contiguous {tuple(q.shape)} of {q.dtype}")

@@ -10,7 +10,7 @@ MAX_SLICES = 8192
 
 @dataclass(frozen=True, slots=True)
 class DecodeWorkspace:
-    """Where splits leave partial results. Calls in stream order may share one; graphs must."""
+    """Memory for partial results of splits. Calls in stream order may share one; graphs must."""
 
     partial: torch.Tensor  # [slices, group, D] float32
     stats: torch.Tensor  # [slices, 2, group] float32: maximum, sum of exponentials

@@ -38,7 +38,7 @@ class LayerShape:
 
 @dataclass(frozen=True, slots=True)
 class LayerTiling:
-    """How a layer is cut: blocks of a cluster, clusters of the MLP, threads of a block."""
+    """The cut of a layer: blocks of a cluster, clusters of the MLP, threads of a block."""
 
     cluster: int = 8
     mlp_clusters: int = 7
@@ -95,7 +95,7 @@ class ResidualStream:
 
 @dataclass(frozen=True, slots=True)
 class DecodedRow:
-    """Where the token is: the inputs of its attention."""
+    """The place of the token: the inputs of its attention."""
 
     position: torch.Tensor  # [1] int64
     slot: torch.Tensor  # [1] int64; negative: its keys and values are not stored

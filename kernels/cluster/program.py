@@ -36,7 +36,7 @@ def num_processors() -> int:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """Where and when a kernel runs."""
+    """The blocks, threads and memory with which a kernel is launched."""
 
     num_blocks: int  # in all
     cluster: int  # blocks of a cluster
@@ -63,7 +63,7 @@ class Kernel:
         self._attributes = self._launch_attributes()
 
     def most_active_clusters(self) -> int:
-        """How many clusters of this shape the device runs at once."""
+        """The number of clusters of this shape that the device runs at once."""
         config = self._config(0, self._attributes[:1])
         (number,) = checked(self._driver.cuOccupancyMaxActiveClusters(self._function, config))
         return int(number)

@@ -23,7 +23,7 @@ def restrict_rows(
     was_finite: torch.Tensor,
     masks: torch.Tensor,
 ) -> torch.Tensor:
-    """Which of N rows of logits, none of them twice, have a token left; also those not finite.
+    """True for each of N rows of logits, none twice, that has a token left, also if not finite.
 
     rows [N] are their places in logits; masks_of_rows [N] have the line of masks [G, W] int32 that
     says what a row may take, one bit for each token, lowest first, or -1: all, or -2: nothing

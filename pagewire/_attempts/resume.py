@@ -60,7 +60,7 @@ class Deadline:
 
 
 class ResumePatience:
-    """Which failures of a stream are retried, and for how long.
+    """The failures of a stream that are retried, and the time for which they are.
 
     A stream that has had a message, or whose connection was lost, is retried; one that found no
     server is not, since that should be reported at once. Only when the connection or the server is

@@ -19,7 +19,7 @@ _LIVES_ELSEWHERE = grpc.StatusCode.ALREADY_EXISTS
 
 
 class RetryPolicy:
-    """How often the calls of one client are sent again, and whether it has reached its server."""
+    """The most that one client's calls are sent again, and whether it has reached its server."""
 
     def __init__(self, max_retries: int, lost_timeout_s: float) -> None:
         self.max_retries = max_retries

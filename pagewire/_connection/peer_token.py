@@ -15,7 +15,7 @@ TOKEN_BYTES = 32
 
 
 def token_path(scheduler_port: int, environ: Mapping[str, str] = os.environ) -> Path:
-    """Where the token for a scheduler of this machine is."""
+    """The file with the token for a scheduler of this machine."""
     return cache_root(environ) / "peers" / f"{scheduler_port}.token"
 
 

@@ -1,4 +1,4 @@
-"""Which libraries an extra of this package brings, and which of them are missing."""
+"""The libraries that an extra of this package brings, and those of them that are missing."""
 
 import re
 from collections.abc import Iterator

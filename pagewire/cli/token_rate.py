@@ -1,4 +1,4 @@
-"""How many tokens a second a scheduler computes now: between two of its status messages.
+"""The tokens a second that a scheduler computes now: between two of its status messages.
 
 Its own clock counts, so the way of the messages takes no part in it.
 """

@@ -178,7 +178,7 @@ class StoredTensor:
 
 
 def row_order(num_rows: int, num_heads: int) -> NDArray[np.int64]:
-    """Which stored row of queries or keys is row i of a Hugging Face folder, [num_rows].
+    """The stored row of queries or keys for each row of a Hugging Face folder, [num_rows].
 
     GGUF pairs neighbouring rows, (0, 1), (2, 3), ...; Hugging Face rotates row i of a head with row
     i + head_dim / 2.

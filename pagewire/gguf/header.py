@@ -47,7 +47,7 @@ class BadGguf(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class GgufTensor:
-    """Where a tensor lies in its file, and how it is stored."""
+    """The place of a tensor in its file, and the form in which it is stored."""
 
     name: str
     shape: tuple[int, ...]  # as in torch: the last dimension is contiguous

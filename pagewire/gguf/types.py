@@ -1,4 +1,4 @@
-"""How GGUF stores tensors: the types that are read, and the names of all others for refusals."""
+"""Types of GGUF's tensors: those that are read, and the names of all others for refusals."""
 
 from dataclasses import dataclass
 

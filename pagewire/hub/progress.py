@@ -1,4 +1,4 @@
-"""How far a download is, in one line."""
+"""The progress of a download, in one line."""
 
 import sys
 import time

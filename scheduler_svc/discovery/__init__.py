@@ -1,1 +1,1 @@
-"""Which worker groups there are: by name (DNS), by registration, and by what operators say."""
+"""Worker groups are found by name (DNS), by registration, and by what operators say."""

@@ -11,7 +11,7 @@ MIN_MIB = 8
 
 @dataclass(frozen=True, slots=True)
 class RecordOptions:
-    """Where to record, how much to keep, and whether to keep prompts."""
+    """The folder to record in, the most to keep, and whether to keep prompts."""
 
     folder: Path
     max_mib: int

@@ -1,4 +1,4 @@
-"""How far a worker's clock is from ours, by what must have come before what. Pure.
+"""The distance of a worker's clock from ours, by what must have come before what. Pure.
 
 A step begins there after it was sent here, and ends there before its result is here. Of all steps
 and messages the tightest bounds count; the middle between them is at most half of their distance

@@ -1,4 +1,4 @@
-"""How many drafts come true, by their place: what was expected is corrected by what came."""
+"""The share of drafts that come true, by their place: what was expected, corrected by what came."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""How much later each request is than it would be without drafts.
+"""The delay of each request against its time without drafts.
 
 A step that brings T tokens does the work of a step of T rows without drafts; what it takes beyond
 that is lost to all rows that run. A draft that comes true regains for its row what a step takes

@@ -37,7 +37,7 @@ def _nothing() -> TokenIds:
 
 @dataclass(slots=True)
 class _Course:
-    """How well one request's tokens predict the next ones."""
+    """The success with which one request's tokens predict the next ones."""
 
     num_seen: int  # tokens
     probability: float = _AT_FIRST
@@ -112,7 +112,7 @@ class Drafter(StepDrafter):
         return _Course(self._num_known(sequence))
 
     def _lengths(self, drafting: dict[Sequence, _Course]) -> list[int]:
-        """How many drafts each of these requests gets."""
+        """The number of drafts of each of these requests."""
         prices = self._prices.of(self._core.num_running)
         if prices is None or not drafting or self._prices.is_stale:
             return []

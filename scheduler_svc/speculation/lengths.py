@@ -1,4 +1,4 @@
-"""How many drafts each row of a step gets: chosen together, by what they are expected to bring.
+"""The number of drafts of each row of a step: chosen together, by their expected gain.
 
 The likeliest drafts are taken, as many as bring most tokens a second; none, if that would make a
 row later than drafts may make it. Knows neither requests nor tokens.

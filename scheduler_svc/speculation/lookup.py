@@ -131,7 +131,7 @@ def _narrowed(
 
 
 def _longest(token_ids: TokenIds, most: int) -> tuple[_Positions, int]:
-    """Where the longest end of the tokens occurred before: positions after it; its length.
+    """The places where the longest end of the tokens occurred: positions after it; its length.
 
     At most `most` tokens are compared. Positions ascend.
     """

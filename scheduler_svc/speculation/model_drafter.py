@@ -113,7 +113,7 @@ class ModelDrafter(StepDrafter):
         return _asked(worthwhile, length)
 
     def _length(self, drafting: list[Sequence], num_rows: int) -> tuple[int, float]:
-        """How many drafts each of these requests gets, and the seconds saved for each token."""
+        """The number of drafts of each of these requests, and the seconds saved for each token."""
         prices = self._costs.of(num_rows, len(drafting))
         if prices is None or not drafting:
             return 0, 0.0

@@ -10,7 +10,7 @@ MAX_DRAFTED = 32  # tokens of one draft
 
 
 class Method(Enum):
-    """Where drafts come from: a request's own tokens, or a second model."""
+    """The source of drafts: a request's own tokens, or a second model."""
 
     NGRAM = "ngram"  # what followed the last tokens the last time they occurred
     SUFFIX = "suffix"  # what mostly followed them, for as long as that is likely

@@ -97,7 +97,7 @@ class Election:
         return self._silence if one.is_attached else self._silence_of_kept
 
     def _learn(self, sightings: Mapping[str, Sighting]) -> None:
-        """Where signs of life come late but come, silence means less."""
+        """Silence means less where signs of life come late but come."""
         for address, one in sightings.items():
             before = self._last.get(address)
             if before is None or before.unheard_s is None or one.unheard_s is None:

@@ -1,4 +1,4 @@
-"""How many prompt tokens fit into a step in which rows decode, so that it keeps a target time.
+"""Finds the prompt tokens that fit into a step of decoding rows, so that it keeps a target time.
 
 The rows that decode wait for the whole step. What a prompt token adds to it depends on the device,
 the model and the number of tokens, so it is measured: the part of a mixed step that exceeds a plain

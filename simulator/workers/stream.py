@@ -15,7 +15,7 @@ class FrameRefused(Exception):
 
 
 class StepProgress:
-    """Which steps have begun, and which never will. For one thread at a time."""
+    """The steps that have begun, and those that never will. For one thread at a time."""
 
     def __init__(self, hello: worker_pb2.Hello) -> None:
         self._last_begun = hello.first_step_id - 1

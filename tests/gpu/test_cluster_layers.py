@@ -92,7 +92,7 @@ class Model:
         )
 
     def slot(self, context: int) -> int:
-        """Where the newest token's keys go; -1 for padding."""
+        """The slot of the newest token's keys; -1 for padding."""
         if not context:
             return -1
         block = int(self.table[0, (context - 1) // BLOCK_SIZE])

@@ -1,4 +1,4 @@
-"""How long a sign of life is waited for, in virtual seconds."""
+"""The time for which a sign of life is waited for, in virtual seconds."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Which role a call needs: the one table for all methods of all services.
+"""The role that a call needs: the one table for all methods of all services.
 
 A method that is not in it is refused, so that a new one cannot be open by mistake.
 """

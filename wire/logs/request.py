@@ -1,4 +1,4 @@
-"""Which request a line of the log is about: that of the current task, or one that is named."""
+"""The request that a line of the log is about: that of the current task, or one that is named."""
 
 from contextvars import ContextVar
 from dataclasses import dataclass

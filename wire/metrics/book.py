@@ -1,4 +1,4 @@
-"""Where each declared number is kept: cells of float64 in a row, and how a row reads as metrics.
+"""Each declared number is kept in cells of float64 in a row, and a row reads as metrics.
 
 Counting is an addition to a cell, some tens of nanoseconds; names, labels and text cost nothing
 before they are read. A row belongs to one thread, or to callers that exclude each other.

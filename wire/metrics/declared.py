@@ -12,7 +12,7 @@ TOKENS = (1.0, 4.0, 16.0, 64.0, 256.0, 1024.0, 4096.0, 16384.0, 65536.0, 262144.
 
 
 class MetricKind(Enum):
-    """How a number behaves: Prometheus' types."""
+    """The behaviour of a number: Prometheus' types."""
 
     COUNTER = "counter"  # only grows
     GAUGE = "gauge"

@@ -13,7 +13,7 @@ _SCHEMES = ("http://", "https://")
 
 @dataclass(frozen=True, slots=True)
 class TracingOptions:
-    """Where spans go, and of which requests there are any. By default nothing is traced."""
+    """The target of spans, and the share of requests with any. By default nothing is traced."""
 
     endpoint: str | None = None  # None: nothing is traced
     sample_ratio: float | None = None  # None: by OTEL_TRACES_SAMPLER, or every request

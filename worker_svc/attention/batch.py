@@ -31,7 +31,7 @@ class StateCut:
 
 @dataclass(frozen=True, slots=True)
 class AttentionBatch:
-    """Where this step's T tokens of B sequences lie and what they may see."""
+    """The places of this step's T tokens of B sequences, and what they may see."""
 
     slot_mapping: Tensor  # [T] int64, KV slot of each token; negative: padding, not written
     block_tables: Tensor  # [B, W] int32, filled up with the null block 0
@@ -91,7 +91,7 @@ class LastTokens:
 
 @dataclass(frozen=True, slots=True)
 class HeadLayout:
-    """How a row of the fused projection divides: the heads of q, then of k, then of v."""
+    """The division of a row of the fused projection: the heads of q, then of k, then of v."""
 
     num_heads: int
     num_kv_heads: int

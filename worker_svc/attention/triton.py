@@ -18,7 +18,7 @@ from worker_svc.config import kernel_cache
 
 @dataclass(frozen=True, slots=True)
 class Rotary:
-    """How a layer norms and rotates queries and keys."""
+    """The norms and rotations of a layer's queries and keys."""
 
     positions: Tensor  # [T] int64
     cos_sin: Tensor  # [P, R], of the R first dimensions of a head

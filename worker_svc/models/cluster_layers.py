@@ -30,7 +30,7 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True)
 class _Buffers:
-    """Where blocks leave their results; launches follow each other, so all steps share them."""
+    """The results of blocks; launches follow each other, so all steps share these buffers."""
 
     attended: tuple[Tensor, Tensor]  # residual [1, N], partials [P, N]
     fed_forward: tuple[Tensor, Tensor]

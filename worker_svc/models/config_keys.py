@@ -1,4 +1,4 @@
-"""Which keys of a config.json are known, so that a new one is a refusal and not a silent error.
+"""The known keys of a config.json, so that a new one is a refusal and not a silent error.
 
 A key is read, or it never changes what is computed, or it does so unless its value is neutral,
 which means that it asks for nothing that is not computed anyway. Any other key is refused by its

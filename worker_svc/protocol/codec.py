@@ -286,7 +286,7 @@ def _rows(step: worker_pb2.SchedulerOutput, limits: Limits) -> tuple[IntColumn, 
 def _drafts(
     step: worker_pb2.SchedulerOutput, num_scheduled: IntColumn, limits: Limits
 ) -> tuple[IntColumn, IntColumn]:
-    """How many of each row's tokens are drafts, and these; none: the worker makes them."""
+    """The number of each row's tokens that are drafts, and these; none: the worker makes them."""
     num_drafted = columns.column(step.num_drafted, "num_drafted").astype(np.int64)
     token_ids = columns.column(step.draft_token_ids, "draft_token_ids").astype(np.int64)
     if len(num_drafted) not in (0, len(num_scheduled)):

@@ -85,7 +85,7 @@ class Limits:
 
 
 class Pooling(Enum):
-    """How hidden states are combined into one embedding of a prompt."""
+    """The way in which hidden states are combined into one embedding of a prompt."""
 
     LAST = "last"
     MEAN = "mean"

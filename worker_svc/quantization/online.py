@@ -61,7 +61,7 @@ class RoundedIntegers:
 
 @dataclass(frozen=True, slots=True)
 class Rounding:
-    """How float numbers become integers."""
+    """The rule by which float numbers become integers."""
 
     bits: int
     group: int
@@ -89,5 +89,5 @@ ONLINE = {
 
 
 def head_rounding(quantization: Quantization | None) -> Rounding | None:
-    """How the C kernels round a head of float numbers; None: not at all."""
+    """The rule by which the C kernels round a head of float numbers; None: not at all."""
     return quantization.head if isinstance(quantization, Online) else None

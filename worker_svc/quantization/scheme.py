@@ -72,7 +72,7 @@ class RankCut:
 
 
 class Scheme(Protocol):
-    """How the weight of one linear layer is stored."""
+    """The form in which the weight of one linear layer is stored."""
 
     @property
     def min_capability(self) -> int:
@@ -93,7 +93,7 @@ class Quantization(Protocol):
         """Method and format in a few words."""
 
     def scheme(self, name: str) -> Scheme:
-        """How the linear layer of this name is stored."""
+        """The form in which the linear layer of this name is stored."""
 
 
 class Plain:

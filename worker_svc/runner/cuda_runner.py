@@ -42,7 +42,7 @@ GIB = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class ComputePlan:
-    """How a step is computed; without a map by a decode graph or kernel by kernel."""
+    """The way in which a step is computed; without a map by a decode graph or kernel by kernel."""
 
     is_plain: bool = True  # no row that samples asks for more than a token
     step_map: StepMap | None = None
@@ -193,7 +193,7 @@ class CudaRunner(ModelRunner):
         return replace(computed, accepted=accepted)
 
     def _plan(self, staged: Staged, parts: list[Part]) -> "ComputePlan":
-        """How the rows are computed, known before anything is written."""
+        """The way in which the rows are computed, known before anything is written."""
         rows, step = staged.rows, staged.step
         if not len(rows.slots):
             return ComputePlan()

@@ -133,7 +133,7 @@ class SlotsOnDevice:
         choose(_candidates(part, slots, self.slot_state, filters), slots, self._tokens)
 
     def next_places(self, staged: Staged, which: IntColumn) -> IntColumn:
-        """Where in the flat token rows the tokens of some of a step's sampling rows will be."""
+        """The places in the flat token rows of the tokens of some of a step's sampling rows."""
         slots = staged.rows.slots[staged.rows.samples][which]
         ends: IntColumn = staged.table.columns["num_tokens"][slots]
         return slots * self.token_rows.shape[1] + ends

@@ -1,4 +1,4 @@
-"""Which tokens have keys and values in a cache that is filled only where it is needed."""
+"""Tokens that have keys and values in a cache that is filled only where it is needed."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -7,7 +7,7 @@ from worker_svc.protocol.step import IntColumn, Limits, StepInput
 
 
 class FilledBlocks:
-    """How many tokens of each block, on the device and on the host, have their KV there."""
+    """The number of each block's tokens, on device and host, that have their KV there."""
 
     def __init__(self, limits: Limits) -> None:
         self._block_size = limits.block_size

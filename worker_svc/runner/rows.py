@@ -62,7 +62,7 @@ class Rows:
 
     @property
     def known_ends(self) -> IntColumn:
-        """Where the tokens known before the step end, of those that each row [B] computes."""
+        """The ends of the tokens known before the step, of those that each row [B] computes."""
         ends = self.num_computed + self.num_scheduled
         return ends if self.drafts is None else ends - self.drafts.num_drafted
 

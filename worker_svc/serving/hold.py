@@ -1,4 +1,4 @@
-"""How long the scheduler that holds this worker has not been heard.
+"""The time for which the scheduler that holds this worker has not been heard.
 
 A scheduler with a standby says a few times a second that it lives. The standby asks for this, and
 takes the worker when the other has been silent for too long: between two schedulers it is the

@@ -25,7 +25,7 @@ _BEAT_NOW = b""  # in the outbox: a heartbeat, with the counts of the moment whe
 
 @dataclass(frozen=True, slots=True)
 class StreamProgress:
-    """How far a stream has come."""
+    """The phase that a stream has reached."""
 
     next_step_id: int
     num_received: int  # frames

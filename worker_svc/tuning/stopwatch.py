@@ -1,4 +1,4 @@
-"""How candidates are timed on a CUDA device, and which of them is taken.
+"""Times candidates on a CUDA device, and says which of them is taken.
 
 Both autotuners use it: attention backends and GEMM algorithms.
 """

@@ -1,1 +1,1 @@
-"""How model families write calls that are not JSON as a whole."""
+"""Calls that are not JSON as a whole, as model families write them."""

@@ -30,7 +30,7 @@ EarlyStoppingField = Annotated[
 
 
 class CandidateFields(Strict):
-    """How many outputs a prompt has, and how they are found."""
+    """The number of outputs of a prompt, and the search that finds them."""
 
     n: int | None = None
     best_of: int | None = None
@@ -41,12 +41,12 @@ class CandidateFields(Strict):
 
     @property
     def num_choices(self) -> int:
-        """How many outputs of each prompt are returned."""
+        """The number of outputs of each prompt that are returned."""
         return 1 if self.n is None else self.n
 
     @property
     def best(self) -> BestOf:
-        """How many sampled outputs are computed for those."""
+        """The numbers of sampled outputs that are computed and that are returned."""
         if self.use_beam_search:
             return BestOf(self.num_choices, self.num_choices)
         return BestOf(max(self.best_of or 1, self.num_choices), self.num_choices)

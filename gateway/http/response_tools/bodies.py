@@ -94,7 +94,7 @@ _BODIES: Mapping[str, type[ResponseTool]] = {
 
 @dataclass(frozen=True, slots=True)
 class CalledTool:
-    """How calls of a tool are told."""
+    """The form in which calls of a tool are told."""
 
     name: str
     namespace: str | None = None
@@ -134,7 +134,7 @@ def is_left_out(tool: AnyTool) -> bool:
 
 
 def called_tools(tools: Sequence[AnyTool]) -> dict[str, CalledTool]:
-    """How calls are told, by the name that the model calls."""
+    """The forms in which calls are told, by the name that the model calls."""
     return {called.full_name: called for _, called, _ in _leaves(tools)}
 
 

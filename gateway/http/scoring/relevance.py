@@ -1,4 +1,4 @@
-"""How relevant a document is to a query, by the served model's own judgement.
+"""The relevance of a document to a query, by the served model's own judgement.
 
 The model is asked in a chat whether the document meets the query. The score is the probability of
 `yes` among `yes` and `no` as the first token of its answer: p(yes) / (p(yes) + p(no)), at

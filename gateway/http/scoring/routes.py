@@ -85,7 +85,7 @@ async def _score(
 
 
 async def _verdict(pipeline: Pipeline, tokenizer: Tokenizer) -> AnswerTokens:
-    """How the served model answers. Raises RequestError where it cannot judge."""
+    """The form in which the served model answers. Raises RequestError where it cannot judge."""
     template = tokenizer.template
     if template is None:
         raise unsupported("model", "has no chat template, in which it could be asked")

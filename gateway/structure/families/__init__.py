@@ -1,1 +1,1 @@
-"""How model families write calls, as rules of grammars."""
+"""The forms in which model families write calls, as rules of grammars."""

@@ -26,7 +26,7 @@ _NULL = rf"{_SPACE}(null|None){_SPACE}"
 
 @dataclass(frozen=True, slots=True)
 class TaggedCalls:
-    """How a family writes the parts of a call."""
+    """The marks between which a family writes the parts of a call."""
 
     opening: str
     closing: str

@@ -23,7 +23,7 @@ NO_ANSWER = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 
 
 class HealthSilence:
-    """How long a service has not answered, and how long it may. Knows no clock."""
+    """The time for which a service has not answered, and its limit. Knows no clock."""
 
     def __init__(self, least_s: float) -> None:
         self._least_s = least_s

@@ -35,7 +35,7 @@ class LocalIdentity:
 
     @property
     def tls(self) -> TLS | None:
-        """How to reach each of the services."""
+        """The encryption of calls to each of the services; None: there is none."""
         return None if self.ca is None else TLS(self.ca)
 
     @property

@@ -24,7 +24,7 @@ def invitation(identity: LocalIdentity, model: str, outcome: SampleOutcome, styl
 
 
 def _key(identity: LocalIdentity) -> list[str]:
-    """How the other lines get the key, where the user's shell does not have it."""
+    """Lines that give the others the key, where the user's shell does not have it."""
     if identity.key_file is not None:
         return [f"export {API_KEY}=$(cat {shlex.quote(str(identity.key_file))})"]
     if identity.needs_key and identity.api_key is None:

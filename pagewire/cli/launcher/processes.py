@@ -101,7 +101,7 @@ class Service:
         return last_message(self.log_tail())
 
     def log_bytes(self) -> int:
-        """How much it has written; while it starts, that is how one sees that it gets on."""
+        """The bytes that it has written; while it starts, they show that it gets on."""
         return self.log_path.stat().st_size
 
     def drain(self) -> None:
@@ -239,7 +239,7 @@ class Services:
         return [service.spec.name for service in self._running]
 
     def log_bytes(self, name: str) -> int:
-        """How much the service of this name has written."""
+        """The bytes that the service of this name has written."""
         return sum(s.log_bytes() for s in self._running if s.spec.name == name)
 
     def kill(self) -> None:

@@ -34,7 +34,7 @@ class Restarts:
 
     @property
     def summary(self) -> str:
-        """How often it died in a row."""
+        """The number of times that it died in a row."""
         if self._num_unready >= MOST_UNREADY:
             return f"died {self._num_unready} times in a row before it was ready"
         return f"died {self._num_short} times in a row, each time soon after it was ready"

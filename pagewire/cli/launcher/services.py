@@ -80,7 +80,7 @@ class ServiceSpec:
 
 
 def choose_gateway_processes(num_cores: int) -> int:
-    """How many gateways to start on this machine.
+    """The number of gateways to start on this machine.
 
     Each uses up to one core; the worker, the scheduler and what else runs here need the others.
     """

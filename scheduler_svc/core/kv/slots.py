@@ -181,7 +181,7 @@ class SlotTable:
         self.extras_end[:] = 0
 
     def are_among(self, slots: NDArray[np.integer], some: Iterable[int]) -> NDArray[np.bool_]:
-        """Which of these slots [rows] are among some others."""
+        """True for each of these slots [rows] that is among some others."""
         is_one = np.zeros(len(self.is_live), dtype=np.bool_)
         is_one[list(some)] = True
         found: NDArray[np.bool_] = is_one[slots]

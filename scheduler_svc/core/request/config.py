@@ -17,7 +17,7 @@ class Policy(Enum):
 
 
 class CachePolicy(Enum):
-    """Which cached blocks are handed out anew under pressure, and which sequence enters then."""
+    """The cached blocks that are reused under pressure, and the sequence that enters then."""
 
     LRU = "lru"  # the block freed longest ago; the queue's order
     SESSIONS = "sessions"  # what no session will read first; who has least to compute

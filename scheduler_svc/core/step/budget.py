@@ -1,4 +1,4 @@
-"""How many tokens a step may compute, and how its rows share them."""
+"""The number of tokens that a step may compute, and the share of each of its rows."""
 
 import numpy as np
 from numpy.typing import NDArray

@@ -61,7 +61,7 @@ class Speculation:
         return True
 
     def _positions_left(self, chunks: NDArray[np.int32]) -> int:
-        """How many more tokens the step may sample: as many as there are slots, and no more.
+        """The number of tokens that the step may still sample: at most one for each slot.
 
         The worker's memory for logits is of that size. Sequences that may enter in this step have
         theirs, too.

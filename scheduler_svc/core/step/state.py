@@ -43,7 +43,7 @@ class _Fenced:
 
 @dataclass(frozen=True, slots=True)
 class WorkerRoom:
-    """How much a worker has room for; what the core plans by changes with the worker."""
+    """The room that a worker has; what the core plans by changes with the worker."""
 
     num_blocks: int  # the null block included
     num_host_blocks: int

@@ -46,7 +46,7 @@ def policies_of(objects: list[Object], labels: dict[str, str]) -> list[Object]:
 
 
 def edges(objects: list[Object]) -> Iterator[tuple[str, str, int]]:
-    """Which tier reaches which port of which tier, and DNS elsewhere."""
+    """Pairs of tiers with each port at which one reaches the other, and DNS elsewhere."""
     for caller in pods(objects):
         labels = labels_of_pods(caller)
         mine = policies_of(objects, labels)

@@ -1,4 +1,4 @@
-"""Where the chart's tests run: the stand-in, or the cluster that KUBECONFIG names.
+"""The site of the chart's tests: the stand-in, or the cluster that KUBECONFIG names.
 
 A real cluster takes its images from PAGEWIRE_TEST_REGISTRY, with the tag PAGEWIRE_TEST_TAG, and
 serves the embedded model. Its gateway is called at PAGEWIRE_TEST_ADDRESS, or where its load
@@ -59,7 +59,7 @@ class Release:
 
     @property
     def host(self) -> str:
-        """Where the gateway's Service is reached from here."""
+        """The address at which the gateway's Service is reached from here."""
         if given := os.environ.get("PAGEWIRE_TEST_ADDRESS"):
             return given
         service = self.get("service", f"{self.name}-pagewire-gateway")

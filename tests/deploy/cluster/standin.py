@@ -66,7 +66,7 @@ class StandIn:
         self._parts.close()
 
     def service_address(self, namespace: str, name: str) -> str:
-        """Where a service is reached from this machine."""
+        """The address at which a service is reached from this machine."""
 
         def look() -> str | None:
             found = self.store.get(SERVICE, namespace, name)

@@ -121,7 +121,7 @@ def fork(
 
 @cache
 def _address_of(module: str) -> str:
-    """Where the process that forks a module listens; it ends with this one."""
+    """The socket of the process that forks a module; it ends with this one."""
     folder = tempfile.TemporaryDirectory(prefix="warm-")
     address = f"{folder.name}/asked"
     unset = {"OMP_NUM_THREADS"}  # as for services that are started otherwise

@@ -16,7 +16,7 @@ ALONE = frozenset({"steps", "recordings"})  # one at a time
 
 
 class FuzzTarget(Protocol):
-    """Where cases go."""
+    """The receiver of cases."""
 
     name: str
 

@@ -89,7 +89,7 @@ class Secured:
         )
 
     def code(self, service: str, method: str, secret: str | None) -> grpc.StatusCode:
-        """How a service answers a call of a method with an empty request."""
+        """The status with which a service answers a call with an empty request."""
         credentials = grpc.ssl_channel_credentials(self.ca.read_bytes())
         address = f"127.0.0.1:{self.ports[service]}"
         metadata = [] if secret is None else [("authorization", f"Bearer {secret}")]

@@ -111,7 +111,7 @@ def read_metrics(url: str) -> str:
 
 
 def urls_of(product: Product) -> dict[str, str]:
-    """Where each service has its metrics."""
+    """The URL of each service's metrics."""
     return {
         "gateway": f"{product.url}/metrics",
         "scheduler": f"http://127.0.0.1:{product.scheduler_metrics_port}/metrics",

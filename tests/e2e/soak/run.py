@@ -25,7 +25,7 @@ MAX_TOLD = 20
 
 @dataclass(frozen=True, slots=True)
 class SoakOptions:
-    """How long and how hard."""
+    """The length and the load of a run."""
 
     minutes: float
     seed: int = 0

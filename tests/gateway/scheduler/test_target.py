@@ -1,4 +1,4 @@
-"""Where the gateway's channel leads: one scheduler, or the active one of several."""
+"""The target of the gateway's channel: one scheduler, or the active one of several."""
 
 import asyncio
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Which layers the kernels of one row can run, and that a decoder uses them for one row alone."""
+"""Layers that the kernels of one row can run; a decoder uses them for one row alone."""
 
 from dataclasses import replace
 from pathlib import Path

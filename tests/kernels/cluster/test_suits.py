@@ -1,4 +1,4 @@
-"""Which weights and caches the kernels in CUDA C take; what they compute is tested on a GPU."""
+"""Weights and caches that the kernels in CUDA C take; their results are tested on a GPU."""
 
 import ctypes
 import re

@@ -159,7 +159,7 @@ def whole(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 def length_of_header(content: bytes) -> int:
-    """Where the weights begin: these may hold anything."""
+    """The offset at which the weights begin: these may hold anything."""
     return len(content) - sum(t.stored.nbytes for t in tiny_file().tensors.values())
 
 

@@ -20,7 +20,7 @@ COMMAND = ("-m", "pagewire.hub", "org/one")
 
 
 def starts(hub: Hub) -> list[int]:
-    """Where each answer with the weights began."""
+    """The byte at which each answer with the weights began."""
     return [int(part.removeprefix("bytes=").rstrip("-") or 0) for part in hub.gets(FILE)]
 
 

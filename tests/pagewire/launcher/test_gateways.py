@@ -1,4 +1,4 @@
-"""How many gateways `pagewire up` starts."""
+"""The number of gateways that `pagewire up` starts."""
 
 import os
 

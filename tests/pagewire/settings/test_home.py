@@ -1,4 +1,4 @@
-"""Where caches lie for users who have no home: a container's user id, which no list knows."""
+"""The caches of users who have no home: a container's user id, which no list knows."""
 
 import os
 import pwd

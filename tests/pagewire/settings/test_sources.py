@@ -1,4 +1,4 @@
-"""Which of several sources of an option counts, and what each may hold."""
+"""The source of an option that counts, of several, and what each may hold."""
 
 import argparse
 from pathlib import Path

@@ -280,7 +280,7 @@ class Simulation:
 
 
 def check_limit(plan: StepPlan, most_prompt_tokens: int | None) -> None:
-    """Where rows decode, prompts compute no more than the limit in all.
+    """Prompts compute no more than the limit in all where rows decode.
 
     The last token of a prompt counts as a decode: it takes no longer.
     """

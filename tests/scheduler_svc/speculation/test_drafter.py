@@ -1,4 +1,4 @@
-"""Where drafts do not pay, rows get on as without; where they pay, quicker. In virtual time."""
+"""Rows get on as without drafts where these do not pay, else quicker. In virtual time."""
 
 from dataclasses import dataclass, field
 

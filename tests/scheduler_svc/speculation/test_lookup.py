@@ -129,7 +129,7 @@ def test_rows_of_very_different_lengths_are_looked_up_like_each_alone() -> None:
 
 
 def _assert_like_each_alone(texts: list[TokenIds], options: SpeculationOptions, seed: int) -> None:
-    """Where the rows are in no order, between others, and more follows what is known."""
+    """The rows are in no order, between others, and more follows what is known."""
     random = np.random.default_rng(seed)
     width = max(map(len, texts), default=0) + 40
     token_ids = random.integers(0, 2, (len(texts) + 3, width), dtype=np.int32)

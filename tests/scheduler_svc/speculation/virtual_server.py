@@ -134,7 +134,7 @@ class Server:
 
 
 def gains(right: Right, num_streams: int, made: type[Server] = Server) -> list[float]:
-    """How many times as soon each request ends, once steps were measured; the last is of all."""
+    """The factors by which requests end sooner, once steps were measured; the last is of all."""
     off_s = ends_without_drafts(len(right), num_streams)
     on_s = ends(made(len(right), right), num_streams)
     return [off / on for off, on in zip(off_s, on_s, strict=True)]

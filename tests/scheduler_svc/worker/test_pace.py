@@ -1,4 +1,4 @@
-"""How long a step may take before its worker counts as hung, by what was measured; no clock."""
+"""The time after which a step's worker counts as hung, by what was measured; no clock."""
 
 from dataclasses import replace
 

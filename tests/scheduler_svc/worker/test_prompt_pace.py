@@ -1,4 +1,4 @@
-"""How many prompt tokens a step of decoding rows gets, by what such steps took."""
+"""The prompt tokens that a step of decoding rows gets, by what such steps took."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""Which headers are a caller's trace."""
+"""Headers that are a caller's trace."""
 
 import pytest
 

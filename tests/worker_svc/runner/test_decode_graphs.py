@@ -1,4 +1,4 @@
-"""Which batch sizes are captured, and that every batch finds one."""
+"""Batch sizes that are captured, of which every batch finds one."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Which tokens have keys and values in a draft model's cache, through all that moves blocks."""
+"""Tokens with keys and values in a draft model's cache, through all that moves blocks."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""How a step's rows lie in a graph: sizes, order, tiles, and the buffer's columns."""
+"""The places of a step's rows in a graph: sizes, order, tiles, and the buffer's columns."""
 
 import dataclasses
 from collections.abc import Sequence

@@ -115,7 +115,7 @@ class StoredPart:
 
 
 class QuantizedLayers:
-    """How a checkpoint stores the linear layers of a model, for one rank."""
+    """The linear layers of a model as a checkpoint stores them, for one rank."""
 
     def __init__(
         self,

@@ -29,7 +29,7 @@ class AskedColumns(NamedTuple, Generic[Column]):
 
 
 class AskedLayout:
-    """Where the parts lie, on the host as on the device; at most N rows ask for the same thing."""
+    """The places of the parts, on host and device; at most N rows ask for the same thing."""
 
     def __init__(self, max_sequences: int, most: int) -> None:
         self.most = most

@@ -135,7 +135,7 @@ class StepGraphs:
         log.info("%d graphs of steps captured in %.1f s", number, time.perf_counter() - started)
 
     def map(self, rows: Rows) -> StepMap | None:
-        """How the rows lie in a graph; None: they are too many, or too many short prompts."""
+        """The places of the rows in a graph; None: they are too many, or too many short prompts."""
         return map_step(spread(rows), self.sizes, self._tile_tokens, self._layout)
 
     def begin(self, step: StepMap) -> None:
@@ -158,7 +158,7 @@ class StepGraphs:
         return PlacedLogits(self.part_of(num_rows), step.places, self.samplers(num_rows))
 
     def part_of(self, num_rows: int) -> VocabPart:
-        """Where `logits` leaves those of so many rows, one of the row sizes."""
+        """Logits of so many rows, one of the row sizes, as `logits` leaves them."""
         if num_rows not in self._logits:  # only the largest graphs are captured
             self._rehearse_end(num_rows)
         return self._logits[num_rows]

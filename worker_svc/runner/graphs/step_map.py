@@ -1,4 +1,4 @@
-"""How the rows of a step lie in a graph of a fixed size: one buffer of int32 says all of it.
+"""The places of a step's rows in a graph of a fixed size: one buffer of int32 says all of it.
 
 Sequences that decode come first, the longest ahead, then prompts that sample, then the others; the
 tokens of all of them back to back. Plain arithmetic: knows neither graphs nor the device.
@@ -64,7 +64,7 @@ class Columns(NamedTuple, Generic[Column]):
 
 
 class Layout:
-    """Where the parts lie, on the host as on the device."""
+    """The places of the parts, on the host as on the device."""
 
     def __init__(self, max_sequences: int, num_tiles: int) -> None:
         self.max_sequences = max_sequences

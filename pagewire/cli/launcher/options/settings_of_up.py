@@ -52,7 +52,7 @@ def with_config(settings: Settings, config: Path | None) -> Settings:
 
 
 def settings_line(config: Path | None, environ: Mapping[str, str]) -> str:
-    """Where options come from that were not typed: variables by name, and the file."""
+    """The sources of options that were not typed: variables by name, and the file."""
     places = [] if config is None else [str(config)]
     return ", ".join([*_variables(environ), *places])
 

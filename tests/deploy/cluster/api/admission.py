@@ -1,4 +1,4 @@
-"""Which objects the server takes: the API's own schemas, and rules that no schema can say."""
+"""The objects that the server takes, by the API's own schemas and rules that no schema can say."""
 
 import re
 from collections.abc import Iterator

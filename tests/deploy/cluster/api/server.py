@@ -324,7 +324,7 @@ class ApiServer:
 
     @property
     def url(self) -> str:
-        """Where it is."""
+        """Its address."""
         return f"http://127.0.0.1:{self._server.server_address[1]}"
 
     def stop(self) -> None:
