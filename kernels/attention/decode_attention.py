@@ -55,9 +55,14 @@ def _config(pairs: int, group: int, head_dim: int, itemsize: int) -> _Config:
 
     Contexts were those of a real run, 100 to 2,000 tokens, longest first.
     """
-    if head_dim * itemsize > 256:  # one tile of keys or values is 8 KiB, whatever the type
-        if 2 * pairs <= _FEW_PAIRS:
+    if head_dim * itemsize > 256:
+        # Three stages of tiles of 16 KiB are in shared memory; of larger heads they might not be.
+        has_room = head_dim * itemsize <= 512
+        if has_room and 2 * pairs <= _FEW_PAIRS:
             return _Config(64, 32, 32, num_warps=4, num_stages=2, merges_apart=True)
+        if has_room and _FEW_PAIRS < pairs <= 128:
+            splits, least = (8, 64) if pairs <= 96 else (4, 128)
+            return _Config(splits, least, 32, num_warps=4, num_stages=3)
         splits, apart = _round_down(max(1, min(64, 1024 // pairs))), pairs <= _FEW_PAIRS
         return _Config(splits, 32, 16, num_warps=2, num_stages=2, merges_apart=apart)
     if pairs <= 2 * _FEW_PAIRS and group <= 2:
