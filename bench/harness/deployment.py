@@ -40,6 +40,12 @@ class Deployment:
             stub = worker_pb2_grpc.WorkerServiceStub(channel)
             return stub.Describe(worker_pb2.DescribeRequest(), timeout=ASK_TIMEOUT_S)
 
+    def status(self) -> scheduler_pb2.GetStatusResponse:
+        """The scheduler's counters."""
+        with grpc.insecure_channel(self.scheduler) as channel:
+            stub = scheduler_pb2_grpc.SchedulerServiceStub(channel)
+            return stub.GetStatus(scheduler_pb2.GetStatusRequest(), timeout=ASK_TIMEOUT_S)
+
     def last_steps(self) -> list[debug_pb2.StepSummary]:
         """The last steps that the worker keeps, newest first."""
         unlimited = [("grpc.max_receive_message_length", -1)]

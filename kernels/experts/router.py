@@ -48,6 +48,11 @@ class Router:
         return len(self.weight) - self.gates_shared
 
     @property
+    def per_row(self) -> int:
+        """The number of experts of a row."""
+        return self.top_k + self.num_shared
+
+    @property
     def has_groups(self) -> bool:
         """True if a row chooses from some groups of experts."""
         return self.kept_groups < self.num_groups
@@ -83,7 +88,7 @@ class Routing:
 
     @property
     def per_row(self) -> int:
-        """The number of experts of a row."""
+        """Experts of a row."""
         return self.experts.shape[1]
 
     @property
@@ -142,7 +147,7 @@ def _logits(
 
 def _chosen(logits: torch.Tensor, counts: torch.Tensor, router: Router) -> Routing:
     (num_rows, num_logits), device = logits.shape, logits.device
-    per_row = router.top_k + router.num_shared
+    per_row = router.per_row
     experts = torch.empty((num_rows, per_row), dtype=torch.int32, device=device)
     weights = torch.empty((num_rows, per_row), dtype=torch.float32, device=device)
     pairs = torch.empty((len(counts), num_rows), dtype=torch.int32, device=device)

@@ -7,13 +7,16 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from kernels.expert_clamp import Clamp
 from kernels.experts import few_rows
 from kernels.experts.grouped_linear import combined, grouped_linear
+from kernels.experts.mxfp4_rows import FewRowExperts
 from kernels.experts.router import Router, Routing, route
 from kernels.experts.weights import ExpertWeights
+from worker_svc.config import kernel_cache
 from worker_svc.models.experts import Experts
 from worker_svc.models.fused_gemms import Hidden
 from worker_svc.models.layers import ACTS, RMSNorm
@@ -31,6 +34,7 @@ class FusedExperts:
     clamp: Clamp | None = None  # of gate and up; None: silu(gate) * up
     # Of the first product as a whole, in place of these two; None: they are a part of its kernel.
     act: Callable[[Tensor], Tensor] | None = None
+    few: FewRowExperts | None = None  # for as many rows as these serve, instead of all others
 
     @classmethod
     def of(cls, norm: RMSNorm, experts: Experts) -> "FusedExperts":
@@ -51,7 +55,11 @@ class FusedExperts:
             rule.num_groups,
             rule.kept_groups,
         )
-        return cls(norm.weight, router, *experts.stacked(), experts.spec.clamp, act)
+        gate_up, down = experts.stacked()
+        few = None
+        if act is None and experts.dtype == torch.bfloat16:
+            few = FewRowExperts.of(gate_up, down, router.per_row, kernel_cache() / "cluster")
+        return cls(norm.weight, router, gate_up, down, experts.spec.clamp, act, few)
 
     def norms(self, num_rows: int) -> bool:
         """False: a norm that is already computed is read."""
@@ -63,6 +71,9 @@ class FusedExperts:
         x = hidden.residual if hidden.normed is None else hidden.normed
         norm = None if is_normed else self.norm
         normed, routing = route(x, self.router, norm, eps)
+        if self.few is not None and len(x) <= self.few.most_rows:
+            inner = self.few.of_gate_up.gated(normed, self.gate_up, routing, self.clamp)
+            return self.few.of_down.summed(inner, self.down, routing, residual)
         are_few = few_rows.pays(len(x), self.gate_up)
         inner = self._inner(normed, routing, are_few=are_few)
         if are_few:
