@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from kernels.cluster.mxfp4_rows import FewRowExperts, suits
 from kernels.expert_clamp import Clamp
 from kernels.experts import router
-from kernels.experts.mxfp4_rows import FewRowExperts, suits
 from kernels.experts.weights import ExpertWeights
 from tests.kernels.experts.test_products import Case, in_4_bits
 from tests.worker_svc.mxfp4_checkpoints import meaning

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kernels.cluster.mxfp4_rows import FewRowExperts
 from kernels.expert_clamp import Clamp
 from kernels.experts import few_rows
 from kernels.experts.grouped_linear import combined, grouped_linear
-from kernels.experts.mxfp4_rows import FewRowExperts
 from kernels.experts.router import Router, Routing, route
 from kernels.experts.weights import ExpertWeights
 from worker_svc.config import kernel_cache

@@ -1,4 +1,4 @@
-"""Experts in MXFP4 for few rows: `kernels/cluster/mxfp4_rows.cu` says how.
+"""Experts in MXFP4 for few rows: `mxfp4_rows.cu` says how.
 
     x [T, h], gate_up [E, 2I, h]                        ->  inner [T * per_row, I]
     inner, down [E, h, I], residual [T, h] or None      ->  [T, h]
@@ -15,14 +15,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-import kernels.cluster
 from kernels.cluster.program import CannotCompile, Kernel, Launch, Program, can_run_on
 from kernels.expert_clamp import Clamp
 from kernels.experts.grouped_linear import combined
 from kernels.experts.router import Routing
 from kernels.experts.weights import MXFP4_GROUP, ExpertWeights
 
-SOURCE = Path(kernels.cluster.__file__).with_name("mxfp4_rows.cu")
+SOURCE = Path(__file__).with_name("mxfp4_rows.cu")
 # As in the source.
 _OUTPUTS, _ROWS, _WARPS = 16, 8, 8
 _MOST_EXPERTS = 1024
