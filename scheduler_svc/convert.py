@@ -1,6 +1,6 @@
 """Converts between the core's plain values and protobuf messages."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -17,13 +17,16 @@ from scheduler_svc.core import (
     Preparations,
     ReceivedPromptOutput,
     Request,
+    RequirementKind,
     StepPlan,
     StepResult,
     TransferOrders,
 )
 from scheduler_svc.core.request.fault import blaming
+from scheduler_svc.core.request.requirement import Requirements, adapter_requirement
 from scheduler_svc.core.step.plan import WorkerDraft
 from scheduler_svc.sampling import BadSampling, Sampling, resolve
+from wire.adapters import MAX_PATH_BYTES, AdapterSource
 from wire.columns import INT32, UINT8, UINT32, UINT64, pack, unpack
 from wire.logprobs import LogprobColumns
 from wire.prompt_outputs import PromptOutput
@@ -77,6 +80,10 @@ def to_request(
         max_tokens = 0
         sampling = replace(sampling, pooling=submitted.pooling)
     output_range = _prompt_output_range(sampling, len(prompt))
+    adapter = None
+    if submitted.HasField("adapter"):
+        adapter = _adapter_of(submitted.adapter)
+        sampling = replace(sampling, adapter=adapter)
     return Request(
         request_id=origin.request_id,
         prompt_token_ids=prompt,
@@ -100,9 +107,24 @@ def to_request(
         output_token_ids=output,
         resumed_by_client=isinstance(submitted, scheduler_pb2.Submit)
         and submitted.resumed_by_client,
-        requirements=(GRAMMAR,) if sampling.grammar else (),
+        adapter_id="" if adapter is None else adapter.adapter_id,
+        requirements=_requirements(sampling),
         num_deaths=submitted.num_deaths,
     )
+
+
+def _adapter_of(message: types_pb2.Adapter) -> AdapterSource:
+    adapter = AdapterSource.from_message(message)
+    if not adapter.adapter_id or len(adapter.path.encode()) > MAX_PATH_BYTES:
+        raise BadSampling("adapter: has no adapter_id, or too long a path")
+    return adapter
+
+
+def _requirements(sampling: Sampling) -> Requirements:
+    found: Requirements = (GRAMMAR,) if sampling.grammar else ()
+    if sampling.adapter is None:
+        return found
+    return (*found, adapter_requirement(sampling.adapter.adapter_id))
 
 
 def _split(
@@ -241,24 +263,48 @@ def _to_new_sequence(new: EnteringSequence) -> worker_pb2.NewSequence:
         prompt_output_begin=new.prompt_output_begin,
         prompt_only=new.request.is_prompt_only,
         grammar_preparation=new.preparations.get(GRAMMAR, 0),
+        adapter_preparation=_adapter_preparation(new),
     )
 
 
-def to_preparations(preparations: Preparations) -> worker_pb2.PrepareGrammars:
-    """Grammars to prepare, and those not needed any more, as the worker's message.
+def _adapter_preparation(new: EnteringSequence) -> int:
+    if not new.request.adapter_id:
+        return 0
+    return new.preparations.get(adapter_requirement(new.request.adapter_id), 0)
 
-    No worker prepares another kind, see `core_config`.
+
+def to_preparations(
+    preparations: Preparations, kinds: Container[RequirementKind]
+) -> list[worker_pb2.AttachRequest]:
+    """Orders about requirements, as the frames of a worker.
+
+    `kinds` are those that it prepares. Ids are of one count for all kinds, and one that a worker
+    does not know is dropped already, so each kind hears of all that is dropped.
     """
-    message = worker_pb2.PrepareGrammars(dropped_ids=preparations.dropped_ids)
+    grammars = worker_pb2.PrepareGrammars(dropped_ids=preparations.dropped_ids)
+    adapters = worker_pb2.PrepareAdapters()
+    if RequirementKind.ADAPTER in kinds:
+        adapters.dropped_ids.extend(preparations.dropped_ids)
     for wanted in preparations.wanted:
-        sampling = wanted.request.sampling
+        sampling, number = wanted.request.sampling, wanted.preparation_id
         assert isinstance(sampling, Sampling)
-        message.preparations.add(
-            preparation_id=wanted.preparation_id,
+        if wanted.requirement.kind is RequirementKind.ADAPTER:
+            assert sampling.adapter is not None  # see `to_request`
+            adapters.preparations.add(
+                preparation_id=number, adapter=types_pb2.Adapter(**sampling.adapter.fields())
+            )
+            continue
+        grammars.preparations.add(
+            preparation_id=number,
             grammar=sampling.grammar,
             output_token_ids=wanted.output_token_ids.tobytes(),
         )
-    return message
+    frames = []
+    if grammars.preparations or grammars.dropped_ids:
+        frames.append(worker_pb2.AttachRequest(prepare=grammars))
+    if adapters.preparations or adapters.dropped_ids:
+        frames.append(worker_pb2.AttachRequest(prepare_adapters=adapters))
+    return frames
 
 
 def to_transfers(orders: TransferOrders, tier: str) -> list[worker_pb2.AttachRequest]:

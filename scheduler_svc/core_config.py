@@ -4,7 +4,7 @@ from pagewire.v1 import types_pb2, worker_pb2
 from scheduler_svc.config import ServiceConfig
 from scheduler_svc.core import KvGroup, RequirementKind, SchedulerConfig
 from scheduler_svc.worker.served import WrongWorker
-from wire.versions import HOST_TIER, MINOR_WITH_KV_GROUPS, MINOR_WITH_TIERS
+from wire.versions import HOST_TIER, MINOR_WITH_ADAPTERS, MINOR_WITH_KV_GROUPS, MINOR_WITH_TIERS
 
 _KNOWN_KINDS = (
     worker_pb2.KV_GROUP_KIND_UNSPECIFIED,
@@ -59,8 +59,9 @@ def check_successor(before: SchedulerConfig, worker: worker_pb2.WorkerDescriptio
         raise WrongWorker("its sequences have states in their slots, or the earlier worker's had")
     if bool(before.num_state_snapshots) != bool(worker.num_state_snapshots):
         raise WrongWorker("one of it and the worker before it makes snapshots of states")
-    if set(before.prepared_kinds) - set(_prepared_kinds(worker)):
-        raise WrongWorker("it does not prepare grammars, unlike the worker before it")
+    for kind in before.prepared_kinds:
+        if kind not in _prepared_kinds(worker):
+            raise WrongWorker(f"it does not prepare {kind.value}s, unlike the worker before it")
 
 
 def num_tier_blocks(worker: worker_pb2.WorkerDescription) -> int:
@@ -97,7 +98,12 @@ def _keeps_prefixes(worker: worker_pb2.WorkerDescription) -> bool:
 
 
 def _prepared_kinds(worker: worker_pb2.WorkerDescription) -> tuple[RequirementKind, ...]:
-    return (RequirementKind.GRAMMAR,) if worker.prepares_grammars else ()
+    found: tuple[RequirementKind, ...] = ()
+    if worker.prepares_grammars:
+        found = (RequirementKind.GRAMMAR,)
+    if worker.max_adapters and worker.protocol_minor >= MINOR_WITH_ADAPTERS:
+        found = (*found, RequirementKind.ADAPTER)
+    return found
 
 
 def _namespace(worker: worker_pb2.WorkerDescription) -> str:

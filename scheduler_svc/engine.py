@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from functools import partial
 
 from pagewire.v1 import types_pb2
+from scheduler_svc.adapters import AdapterRegistry
 from scheduler_svc.clients.outbox import Outbox
 from scheduler_svc.clients.registry import Clients
 from scheduler_svc.config import ServiceConfig
@@ -22,6 +23,7 @@ from scheduler_svc.observe.request_spans import RequestSpans
 from scheduler_svc.places import Place, best_first, move_all, move_waiting, tiers
 from scheduler_svc.worker.link import OpenChannel, open_channel
 from scheduler_svc.worker.served import Served
+from wire.adapters import AdapterSource
 
 _DEADLINE_CHECK_S = 0.02  # interval of deadline checks while no step makes them
 
@@ -62,6 +64,7 @@ class Engine:
         self.retired = Totals()  # of groups that are gone
         self._clients = Clients(self.counts, self.spans)
         self._served = Served()
+        self.adapters = AdapterRegistry()
         self._open_channel = open_channel
         self._running: dict[asyncio.Task[None], WorkerGroup] = {}
         self._groups_changed = asyncio.Event()
@@ -231,6 +234,18 @@ class Engine:
             group.tell_cache_changes()
         return num_blocks
 
+    # --- adapters --------------------------------------------------------------------------------
+
+    async def load_adapter(self, name: str, path: str, *, replaces: bool) -> AdapterSource:
+        """Has all attached workers read an adapter. Raises AdapterRefused."""
+        workers = [group.worker.load_adapter for group in self.groups if group.is_attached]
+        return await self.adapters.load(name, path, workers, replaces=replaces)
+
+    async def unload_adapter(self, name: str) -> None:
+        """Takes an adapter's name away; live requests go on. Raises AdapterRefused."""
+        workers = [group.worker.unload_adapter for group in self.groups if group.is_attached]
+        await self.adapters.unload(name, workers)
+
     # --- groups ----------------------------------------------------------------------------------
 
     def add_group(
@@ -251,6 +266,7 @@ class Engine:
                 self._on_readiness,
                 named if server_name else self._open_channel,
                 lambda: self.is_ready,
+                self.adapters,
             )
             taken = {other.rank for other in self.groups}
             group.rank = next(rank for rank in range(len(taken) + 1) if rank not in taken)

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from functools import partial
 
 from pagewire.v1 import worker_pb2
+from scheduler_svc.adapters import AdapterRegistry
 from scheduler_svc.clients.registry import Clients
 from scheduler_svc.config import ServiceConfig
 from scheduler_svc.containment import Containment, CoreBroken
@@ -31,6 +32,7 @@ from scheduler_svc.worker.link import (
     FencedOut,
     LinkLost,
     OpenChannel,
+    Prepared,
     WorkerClient,
     WorkerLink,
     open_channel,
@@ -40,6 +42,7 @@ from scheduler_svc.worker.served import Served, WrongWorker
 from scheduler_svc.worker.state_check import StateCheck
 from scheduler_svc.worker.verdict import LossVerdict
 from scheduler_svc.worker.watching import is_drained, watch_over
+from wire.adapters import AdapterSource
 from wire.deaths import PeerLoss
 
 logger = logging.getLogger(__name__)
@@ -61,6 +64,7 @@ class WorkerGroup:
         on_readiness: Callable[[], None],
         open_channel: OpenChannel = open_channel,
         has_others: Callable[[], bool] = lambda: False,
+        adapters: AdapterRegistry | None = None,
     ) -> None:
         self.address = address
         self.core: Scheduler | None = None
@@ -83,6 +87,7 @@ class WorkerGroup:
         self._config = config
         self._clients = clients
         self._served = served
+        self._adapters = adapters or AdapterRegistry()
         self._on_readiness = on_readiness
         self.worker = WorkerClient(address, config.heartbeat_timeout_s, open_channel)
         self._work = asyncio.Event()
@@ -299,6 +304,7 @@ class WorkerGroup:
         self._served.check(worker.model)
         self.attention_backend, self.all_reduce = worker.attention_backend, worker.all_reduce
         self.device, self.kv_cache_dtype = worker.device, worker.kv_dtype
+        self._adapters.hear(map(AdapterSource.from_message, worker.adapters), self.address)
         if self.core is None:
             limits, options = core_config(self._config, worker), self._config.record
             made = make_core(limits, worker, self.address, options)
@@ -372,7 +378,7 @@ class WorkerGroup:
     def _observed(self, plain: Stepping) -> Stepping:
         return plain if self.profile is None else ProfiledStepping(plain, self.profile)
 
-    def _on_prepared(self, core: Scheduler, answer: worker_pb2.GrammarPrepared) -> None:
+    def _on_prepared(self, core: Scheduler, answer: Prepared) -> None:
         core.now_s = time.monotonic()
         finished = core.prepared(answer.preparation_id, answer.problem)
         if finished is not None:

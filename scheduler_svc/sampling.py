@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from pagewire.v1.types_pb2 import POOLING_UNSPECIFIED, Pooling, SamplingParams
+from wire.adapters import AdapterSource
 from wire.sampling import GREEDY_TEMPERATURE, NUMBERS
 
 MAX_STOP_TOKEN_IDS = 128
@@ -44,6 +45,7 @@ class Sampling:
     grammar: str = ""  # empty: none; parsed by gateways and workers only
     num_prompt_logprobs: int | None = None  # of the prompt's tokens
     pooling: Pooling = POOLING_UNSPECIFIED  # hidden states of the prompt to return
+    adapter: AdapterSource | None = None  # with which it computes; None: the model alone
 
 
 def resolve(params: SamplingParams, drawn_seed: int, vocab_size: int) -> Sampling:

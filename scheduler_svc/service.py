@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagewire.v1 import scheduler_pb2, scheduler_pb2_grpc, types_pb2
+from scheduler_svc.adapters import AdapterRefused
 from scheduler_svc.clients.outbox import Outbox, RequestEnd
 from scheduler_svc.clients.refused_call import RefusedCall
 from scheduler_svc.containment import cause_of, message_of
@@ -223,6 +224,40 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         """Empties the prefix cache; returns the number of blocks forgotten."""
         num_blocks = self._engine.reset_prefix_cache()
         return scheduler_pb2.ResetPrefixCacheResponse(num_blocks=num_blocks)
+
+    async def LoadAdapter(
+        self,
+        request: scheduler_pb2.SchedulerServiceLoadAdapterRequest,
+        context: grpc.aio.ServicerContext[
+            scheduler_pb2.SchedulerServiceLoadAdapterRequest,
+            scheduler_pb2.SchedulerServiceLoadAdapterResponse,
+        ],
+    ) -> scheduler_pb2.SchedulerServiceLoadAdapterResponse:
+        """Has the workers read an adapter, which requests may name from now on."""
+        try:
+            loaded = await self._engine.load_adapter(
+                request.name, request.path, replaces=request.replaces
+            )
+        except AdapterRefused as error:
+            await context.abort(error.code, str(error))
+        return scheduler_pb2.SchedulerServiceLoadAdapterResponse(
+            adapter=types_pb2.Adapter(**loaded.fields())
+        )
+
+    async def UnloadAdapter(
+        self,
+        request: scheduler_pb2.SchedulerServiceUnloadAdapterRequest,
+        context: grpc.aio.ServicerContext[
+            scheduler_pb2.SchedulerServiceUnloadAdapterRequest,
+            scheduler_pb2.SchedulerServiceUnloadAdapterResponse,
+        ],
+    ) -> scheduler_pb2.SchedulerServiceUnloadAdapterResponse:
+        """Takes an adapter's name away; its live requests go on."""
+        try:
+            await self._engine.unload_adapter(request.name)
+        except AdapterRefused as error:
+            await context.abort(error.code, str(error))
+        return scheduler_pb2.SchedulerServiceUnloadAdapterResponse()
 
     async def GetStatus(
         self,

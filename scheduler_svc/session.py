@@ -93,6 +93,7 @@ class Sessions:
         self._submit = submit
         self._open: dict[int, GatewaySession] = {}  # by client
         self._is_draining = False
+        engine.adapters.on_change = self._adapters_changed
 
     @property
     def num_open(self) -> int:
@@ -107,6 +108,10 @@ class Sessions:
     def end(self) -> None:
         """Ends all streams; gateways continue their requests on the next scheduler."""
         self._notify(SessionEnd(grpc.StatusCode.UNAVAILABLE, SHUTTING_DOWN))
+
+    def _adapters_changed(self) -> None:
+        """Has gateways ask for the adapters anew."""
+        self._notify(scheduler_pb2.SessionResponse(adapters_changed=True))
 
     def _notify(self, notice: scheduler_pb2.SessionResponse | SessionEnd) -> None:
         for session in self._open.values():

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 
-from pagewire.v1 import scheduler_pb2
+from pagewire.v1 import scheduler_pb2, types_pb2
 from scheduler_svc.core import Scheduler
 from scheduler_svc.engine import Engine
 from scheduler_svc.group import WorkerGroup
@@ -49,6 +49,7 @@ def status_of(engine: Engine, *, foresees: bool = True) -> scheduler_pb2.GetStat
         speculation=_speculation(engine),
         steps_by_size=engine.counts.step_sizes.counts,
         num_step_tokens=int(engine.counts.step_sizes.total),
+        adapters=[types_pb2.Adapter(**source.fields()) for source in engine.adapters.sources],
         groups=[_group(group, foresees) for group in engine.groups],
     )
     if named is not None:

@@ -89,9 +89,10 @@ class Stepping:
         await self._prepare()
 
     async def _prepare(self) -> None:
-        """Asks the worker for the grammars that it should prepare now."""
+        """Asks the worker for the grammars and adapters that it should prepare now."""
         if (preparations := self._core.take_preparations()) is not None:
-            await self._link.prepare(to_preparations(preparations))
+            kinds = self._core.config.prepared_kinds
+            await self._link.prepare(to_preparations(preparations, kinds))
 
     async def _send(self, steps: tuple[StepPlan, ...]) -> None:
         """Sends one frame: a step, or all steps of a grant."""

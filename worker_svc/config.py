@@ -20,6 +20,7 @@ from wire.identity.options import (
 )
 from wire.logs.setup import LoggingOptions, add_logging_options, take_logging
 from wire.tracing.options import TracingOptions, add_tracing_options, take_tracing
+from worker_svc.adapters.options import AdapterModule, check_modules
 from worker_svc.process.failpoints import FAULTS_OF_CUDA, Failpoint
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -32,6 +33,7 @@ QUANTIZATIONS = ("auto", "fp8", "int8", "int4")  # auto: what the checkpoint say
 ALL_REDUCES = ("auto", "peer", "nccl")
 ATTENTION_BACKENDS = ("auto", "triton", "flash-attn")
 GEMM_ALGORITHMS = ("auto", "torch")
+MAX_LORA_RANK = 512
 GPU_MEMORY_UTILIZATION = 0.9  # unless told otherwise
 CHOICES = {
     "dtype": DTYPES,
@@ -103,6 +105,10 @@ class WorkerConfig:
     all_reduce: str = "auto"
     ignore_config_keys: tuple[str, ...] = ()
     ignore_weights: tuple[str, ...] = ()
+    lora_modules: tuple[AdapterModule, ...] = ()
+    max_loras: int = 0
+    max_lora_rank: int = 16
+    max_cpu_loras: int = 0
     failpoints: tuple[Failpoint, ...] = ()
     identity: IdentityOptions = field(default_factory=IdentityOptions)
     logs: LoggingOptions = field(default_factory=LoggingOptions)
@@ -116,6 +122,8 @@ class WorkerConfig:
             "max_num_seqs",
             "max_num_batched_tokens",
             "max_model_len",
+            "max_loras",
+            "max_cpu_loras",
             "threads",
         ):
             _require(getattr(self, name) >= 0, name, getattr(self, name), "0 or more")
@@ -142,6 +150,9 @@ class WorkerConfig:
         if self.identity.tls_ca is not None and not self.register_at:
             raise ValueError("--tls-ca needs --register: the worker calls no other service")
         _require(0 <= self.port < 65536, "port", self.port, "0 to 65535")
+        rank = self.max_lora_rank
+        _require(1 <= rank <= MAX_LORA_RANK, "max_lora_rank", rank, f"1 to {MAX_LORA_RANK}")
+        check_modules(self.lora_modules)
         for failpoint in self.failpoints:
             needs_cuda = failpoint.fault in FAULTS_OF_CUDA
             _require(
@@ -221,6 +232,7 @@ def parse(arguments: Sequence[str]) -> WorkerConfig:
             parser.error(f"--{name.replace('_', '-')}: {problem}")
     try:
         options["ignore_weights"] = tuple(options["ignore_weights"])
+        options["lora_modules"] = tuple(map(AdapterModule.parse, options["lora_modules"]))
         options["failpoints"] = tuple(map(Failpoint.parse, options["failpoints"]))
         options["identity"] = take_identity(options)
         options["logs"], options["tracing"] = take_logging(options), take_tracing(options)
@@ -284,6 +296,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     _add_types_and_kernels(parser)
     _add_sizes(parser)
+    _add_adapters(parser)
     _add_rank_options(parser)
     _add_common_options(parser)
     parser.add_argument(
@@ -419,6 +432,22 @@ def _add_sizes(parser: argparse.ArgumentParser) -> None:
         f"fraction of a cuda device's memory to use, 0 to 1; None: {GPU_MEMORY_UTILIZATION}",
     )
     add("--threads", int, "torch threads per process on cpu; 0: all cores, divided among the ranks")
+
+
+def _add_adapters(parser: argparse.ArgumentParser) -> None:
+    add = partial(_add, parser)
+    parser.add_argument(
+        "--lora-modules",
+        action="extend",
+        nargs="+",
+        default=[],
+        metavar="NAME=PATH",
+        help='LoRA adapters to serve as models, in folders of PEFT\'s format, or as {"name": NAME, '
+        '"path": PATH}; may be repeated',
+    )
+    add("--max-loras", int, "adapters that the rows of a step may have; 0: 8 with --lora-modules")
+    add("--max-lora-rank", int, "largest rank of an adapter")
+    add("--max-cpu-loras", int, "adapters kept in host memory; 0: 32, or max-loras if that is more")
 
 
 def _add_rank_options(parser: argparse.ArgumentParser) -> None:

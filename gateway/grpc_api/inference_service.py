@@ -149,12 +149,11 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
     async def ListModels(
         self, request: pb.ListModelsRequest, context: Context
     ) -> pb.ListModelsResponse:
-        """The served model; empty before a worker attached."""
+        """The served model and its adapters; empty before a worker attached."""
         async with RefusalsAsStatuses(context):
-            model = self._readiness.current.model
             defaults = self._pipeline.sampling_defaults.given()
             return pb.ListModelsResponse(
-                models=[] if model is None else [model_to_proto(model)],
+                models=map(model_to_proto, self._readiness.current.models),
                 sampling_defaults=types_pb2.SamplingParams(**defaults) if defaults else None,
             )
 

@@ -39,6 +39,7 @@ from gateway.http.messages import field_names
 from gateway.http.pooling.routes import add_pooling_routes
 from gateway.http.response_body import ResponseBody
 from gateway.http.responses import Keeping, respond
+from gateway.http.routes.adapters import add_adapter_routes
 from gateway.http.routes.info import add_info_routes
 from gateway.http.routes.tokens import add_token_routes
 from gateway.http.schema import ChatCompletionBody, CompletionBody
@@ -53,6 +54,7 @@ from gateway.page.routes import add_page_routes
 from gateway.pipeline.pipeline import Pipeline
 from gateway.request.generation import ServedModel
 from gateway.request.sampling_defaults import SamplingDefaults
+from gateway.scheduler.adapters import AdapterAdmin
 from gateway.scheduler.readiness import ReadinessWatch
 from gateway.tokens.tokenizer import Tokenizer
 from wire.identity.access import Access
@@ -70,6 +72,7 @@ class OptionalRoutes:
     has_page: bool = False
     demo: DemoSwitch | None = None
     responses: Keeping = field(default_factory=Keeping)
+    adapters: AdapterAdmin | None = None  # None: they are not loaded or unloaded through it
 
 
 OWNER = "pagewire"
@@ -138,6 +141,7 @@ def create_app(
     _add_model_routes(app, pipeline, readiness)
     add_token_routes(app, pipeline, tokenizer)
     add_info_routes(app, pipeline, tokenizer)
+    add_adapter_routes(app, extras.adapters)
     _add_docs(app)
     add_stored_routes(app, extras.responses.store, extras.responses.background, ANSWERS)
     _add_extras(app, extras, readiness)
@@ -274,9 +278,8 @@ def _add_model_routes(app: FastAPI, pipeline: Pipeline, readiness: ReadinessWatc
 
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
-        model = readiness.current.model
-        found = [] if model is None else [_model_body(model, pipeline.sampling_defaults)]
-        return {"object": "list", "data": found}
+        bodies = [_model_body(m, pipeline.sampling_defaults) for m in readiness.current.models]
+        return {"object": "list", "data": bodies}
 
     @app.get("/v1/models/{name:path}")
     async def model(name: str) -> dict[str, Any]:
@@ -284,6 +287,7 @@ def _add_model_routes(app: FastAPI, pipeline: Pipeline, readiness: ReadinessWatc
 
 
 def _model_body(model: ServedModel, defaults: SamplingDefaults) -> dict[str, Any]:
+    parent = {"parent": model.parent} if model.parent else {}
     return {
         "id": model.name,
         "object": "model",
@@ -291,6 +295,7 @@ def _model_body(model: ServedModel, defaults: SamplingDefaults) -> dict[str, Any
         "owned_by": OWNER,
         "max_model_len": model.max_model_len,
         "sampling_defaults": defaults.given(),  # not OpenAI's: for fields that requests leave out
+        **parent,
     }
 
 

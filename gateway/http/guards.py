@@ -6,13 +6,14 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from gateway.callers.auth import authenticate
 from gateway.edge.error_answers import error_answer
 from gateway.errors.request_errors import ErrorKind, RequestError
+from gateway.http.routes import adapters
 from gateway.page import live_routes as live
 from gateway.page.routes import is_page_path
 from wire.identity.access import CALLER, Access
 from wire.identity.roles import Role
 
 OPEN_PATHS = frozenset({"/health", "/ping", "/ready", "/docs"})  # /docs: the same for every gateway
-OPERATORS_PATHS = frozenset({"/metrics"}) | live.OPERATORS_PATHS
+OPERATORS_PATHS = frozenset({"/metrics"}) | live.OPERATORS_PATHS | adapters.OPERATORS_PATHS
 
 
 class ApiKeyGuard:

@@ -141,9 +141,12 @@ class Pipeline:
         return self._clock()
 
     def resolve_model(self, name: str | None, *, is_accepted: bool = False) -> ServedModel:
-        """The model that a request names. Raises RequestError when it is not the one served."""
+        """The model or adapter that a request names. Raises RequestError if it is not served."""
         model = self.readiness.require_model(is_accepted=is_accepted)
         if name is not None and name != model.name:
+            for adapter in self.readiness.current.adapters:
+                if adapter.name == name:
+                    return model.of_adapter(adapter)
             problem = f"model: {shown(name)} is not served here, {model.name!r} is"
             raise RequestError(ErrorKind.MODEL_NOT_FOUND, problem, field="model")
         return model
@@ -254,6 +257,7 @@ class Pipeline:
             request.reuse,
             output_token_ids=request.resume_token_ids,
             num_deaths=request.num_deaths,
+            adapter=model.adapter,
         )
         return submission, partial(self._reader, request, prompt, wanted_outputs)
 
@@ -414,6 +418,7 @@ class Pipeline:
                 request.standing,
                 request.reuse,
                 request.pooling,
+                adapter=model.adapter,
             )
         )
         progress = RequestProgress(request, len(prompt.token_ids), self._clock())

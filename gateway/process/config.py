@@ -62,6 +62,7 @@ class GatewayConfig:
     no_page: bool = False
     demo: Path | None = None  # the pipe of `pagewire up --demo`
     strict_requests: bool = False
+    allow_runtime_lora_updating: bool = False
     root_path: str = ""
     store_responses: int = 0  # MiB
     tool_call_parser: str = AUTO
@@ -294,6 +295,11 @@ def _add_callers(parser: argparse.ArgumentParser) -> None:
         "--strict-requests",
         action="store_true",
         help="refuse fields that are not known, instead of ignoring them with a warning header",
+    )
+    add(
+        "--allow-runtime-lora-updating",
+        action="store_true",
+        help="operators may load adapters from folders of the workers' hosts, and unload them",
     )
     add(
         "--store-responses",

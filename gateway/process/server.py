@@ -36,6 +36,7 @@ from gateway.process.config import GatewayConfig
 from gateway.process.heartbeats import beat
 from gateway.process.scrape import GatewayCounters, GatewayScrape, SharedMemory
 from gateway.request.sampling_defaults import read_defaults
+from gateway.scheduler.adapters import AdapterAdmin
 from gateway.scheduler.link import SchedulerLink
 from gateway.scheduler.readiness import Readiness, ReadinessWatch
 from gateway.tokens.tokenizer import Tokenizer
@@ -180,7 +181,10 @@ class Gateway:
         store = ResponseStore(max_bytes) if max_bytes else None
         has_page = not self._config.no_page
         keeping = Keeping(store, self._background)
-        return OptionalRoutes(self._scrape.answer, self._live, has_page, demo, keeping)
+        adapters = None
+        if self._config.allow_runtime_lora_updating:
+            adapters = AdapterAdmin(self._channel, self._readiness)
+        return OptionalRoutes(self._scrape.answer, self._live, has_page, demo, keeping, adapters)
 
     def _grpc_server(
         self, tokenizer: Tokenizer, access: Access | None, opened: OpenRequests

@@ -15,6 +15,7 @@ from gateway.structure.calls import AnyStructure
 from gateway.structure.thinking import ThoughtFirst
 from gateway.text.logprobs import OutputTokenLogprobs, num_values
 from gateway.text.prompt_outputs import PromptOutputs
+from wire.adapters import AdapterSource
 from wire.requests.numbers import INT32_MAX, LONGEST_TIMEOUT_S, UINT32_MAX, UINT64_MAX
 from wire.sampling import NUMBERS, SMALLEST_FLOAT
 from wire.tracing.context import TraceContext
@@ -348,3 +349,9 @@ class ServedModel:
     dtype: str
     llguidance_version: str = ""  # empty: not reported by the worker
     quantization: str = ""  # the same
+    parent: str = ""  # of an adapter: the name of the model that it is for; empty: this is a model
+    adapter: AdapterSource | None = None  # that requests of this name compute with
+
+    def of_adapter(self, adapter: AdapterSource) -> "ServedModel":
+        """The adapter, as requests see it: a model of its own name."""
+        return replace(self, name=adapter.name, parent=self.name, adapter=adapter)

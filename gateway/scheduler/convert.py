@@ -134,6 +134,7 @@ def submit_to_proto(
         pooling=POOLING_TO_PROTO[wanted.pooling],
         num_deaths=wanted.num_deaths,
         trace=None if standing.trace is None else _trace_to_proto(standing.trace),
+        adapter=None if wanted.adapter is None else types_pb2.Adapter(**wanted.adapter.fields()),
     )
     return scheduler_pb2.SessionRequest(submit=submit)
 
@@ -236,6 +237,7 @@ def model_to_proto(model: ServedModel) -> types_pb2.ModelInfo:
         dtype=model.dtype,
         llguidance_version=model.llguidance_version,
         quantization=model.quantization,
+        parent=model.parent,
     )
 
 

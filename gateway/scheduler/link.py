@@ -89,7 +89,8 @@ class SchedulerLink:
         self._outbox: Outbox | None = None  # set while a stream is open
         self._handover = Handover()
         self._max_backoff_s = MAX_BACKOFF_TO_STANDBY_S if has_standby else MAX_BACKOFF_S
-        self.changed = asyncio.Event()  # set when a stream opens or breaks; the waiter clears it
+        # Set when a stream opens or breaks, or adapters come or go; the waiter clears it.
+        self.changed = asyncio.Event()
 
     @property
     def is_open(self) -> bool:
@@ -338,6 +339,8 @@ class SchedulerLink:
         if response.draining:
             log.info("the scheduler at %s will end: new requests wait for the next", self._address)
             self._handover.announce()
+        if response.adapters_changed:
+            self.changed.set()
         handles = columns.unpack(response.handles, columns.UINT32, name="handles").tolist()
         token_ids = columns.unpack(response.token_ids, name="token_ids").tolist()
         if len(handles) != len(token_ids):

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import grpc
 
@@ -14,6 +14,7 @@ from gateway.scheduler.convert import model_from_proto
 from gateway.scheduler.link import SchedulerLink
 from gateway.tokens.tokenizer import Tokenizer
 from pagewire.v1 import scheduler_pb2, scheduler_pb2_grpc
+from wire.adapters import AdapterSource
 from wire.grammar import LLGUIDANCE_VERSION
 from wire.patience import Patience
 from wire.versions import session_problem
@@ -41,6 +42,14 @@ class Readiness:
     model: ServedModel | None  # requests may be submitted for it
     detail: str = ""  # of the reason, for the log
     policy: str = ""  # of the queue; empty: unknown
+    adapters: tuple[AdapterSource, ...] = ()  # that requests may name, with the model
+
+    @property
+    def models(self) -> list[ServedModel]:
+        """The model and its adapters, as requests name them; none before a worker attached."""
+        if self.model is None:
+            return []
+        return [self.model, *map(self.model.of_adapter, self.adapters)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,11 +130,18 @@ class ReadinessWatch:
                 while self.current.model is None and not self._is_draining:
                     await asyncio.sleep(WAIT_POLL_S)
 
+    async def wait_until(self, is_so: Callable[[], bool]) -> None:
+        """Waits until the scheduler has told what was asked for, or for a few seconds."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LONGEST_POLL_S):
+                while not is_so():
+                    await asyncio.sleep(WAIT_POLL_S)
+
     def drain(self) -> None:
         """Refuses new requests from now on."""
         self._is_draining = True
-        reason, before = "this gateway is shutting down", self.current
-        self.current = Readiness(False, reason, before.model, policy=before.policy)
+        reason = "this gateway is shutting down"
+        self.current = replace(self.current, is_ready=False, reason=reason, detail="")
 
     async def run(self, listener: Listener) -> None:
         """Polls until cancelled; calls the listener on every change."""
@@ -167,8 +183,9 @@ class ReadinessWatch:
             may_live = is_late or error.code() is grpc.StatusCode.UNAVAILABLE
             is_kept = (may_live and self._link.is_open) or self._link.is_handing_over
             model = self.current.model if is_kept else None
-            policy = self.current.policy
-            return Readiness(False, "the scheduler does not answer", model, problem, policy)
+            policy, adapters = self.current.policy, self.current.adapters
+            reason = "the scheduler does not answer"
+            return Readiness(False, reason, model, problem, policy, adapters)
         self._patience.fade(self._poll_interval_s)
         if (wrong_version := session_problem(status.session_version)) is not None:
             return Readiness(False, wrong_version, None)
@@ -178,19 +195,22 @@ class ReadinessWatch:
         self.engine = EngineCounts(status.num_preemptions, sizes, status.num_step_tokens)
         if not status.HasField("model"):
             model = self.current.model if self._link.is_handing_over else None
-            return Readiness(False, "no worker has attached yet", model, status.reason)
+            adapters = self.current.adapters
+            reason = "no worker has attached yet"
+            return Readiness(False, reason, model, status.reason, adapters=adapters)
+        adapters = tuple(map(AdapterSource.from_message, status.adapters))
         model = model_from_proto(status.model, self._served_name)
         wrong_tokenizer = mismatch(self._tokenizer, model)
         if wrong_tokenizer is not None:
             return Readiness(False, wrong_tokenizer, None)
         if not self._link.is_open:
-            return Readiness(
-                False, "the stream to the scheduler is not open", model, policy=status.policy
-            )
-        if not status.ready:
-            return Readiness(False, "no worker is attached", model, status.reason, status.policy)
-        self._link.handover_ended()
-        return Readiness(True, "", model, policy=status.policy)
+            reason, why = "the stream to the scheduler is not open", ""
+        elif not status.ready:
+            reason, why = "no worker is attached", status.reason
+        else:
+            self._link.handover_ended()
+            reason = why = ""
+        return Readiness(not reason, reason, model, why, status.policy, adapters)
 
 
 def is_timeout(error: grpc.aio.AioRpcError) -> bool:

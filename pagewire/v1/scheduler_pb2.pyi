@@ -7,6 +7,32 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class SchedulerServiceLoadAdapterRequest(_message.Message):
+    __slots__ = ("name", "path", "replaces")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    REPLACES_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    path: str
+    replaces: bool
+    def __init__(self, name: _Optional[str] = ..., path: _Optional[str] = ..., replaces: bool = ...) -> None: ...
+
+class SchedulerServiceLoadAdapterResponse(_message.Message):
+    __slots__ = ("adapter",)
+    ADAPTER_FIELD_NUMBER: _ClassVar[int]
+    adapter: _types_pb2.Adapter
+    def __init__(self, adapter: _Optional[_Union[_types_pb2.Adapter, _Mapping]] = ...) -> None: ...
+
+class SchedulerServiceUnloadAdapterRequest(_message.Message):
+    __slots__ = ("name",)
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    def __init__(self, name: _Optional[str] = ...) -> None: ...
+
+class SchedulerServiceUnloadAdapterResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class SessionRequest(_message.Message):
     __slots__ = ("submit", "abort", "hello", "sequence", "checksum")
     SUBMIT_FIELD_NUMBER: _ClassVar[int]
@@ -34,7 +60,7 @@ class SessionGreeting(_message.Message):
     def __init__(self, instance: _Optional[int] = ...) -> None: ...
 
 class Submit(_message.Message):
-    __slots__ = ("handle", "request_id", "prompt_token_ids", "sampling", "tenant", "priority", "timeout_s", "cache_salt", "skip_prefix_cache", "fork_group", "resumed_by_client", "pooling", "num_prompt_tokens", "num_deaths", "trace")
+    __slots__ = ("handle", "request_id", "prompt_token_ids", "sampling", "tenant", "priority", "timeout_s", "cache_salt", "skip_prefix_cache", "fork_group", "resumed_by_client", "pooling", "num_prompt_tokens", "num_deaths", "trace", "adapter")
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -50,6 +76,7 @@ class Submit(_message.Message):
     NUM_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_DEATHS_FIELD_NUMBER: _ClassVar[int]
     TRACE_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_FIELD_NUMBER: _ClassVar[int]
     handle: int
     request_id: str
     prompt_token_ids: bytes
@@ -65,7 +92,8 @@ class Submit(_message.Message):
     num_prompt_tokens: int
     num_deaths: int
     trace: _types_pb2.TraceContext
-    def __init__(self, handle: _Optional[int] = ..., request_id: _Optional[str] = ..., prompt_token_ids: _Optional[bytes] = ..., sampling: _Optional[_Union[_types_pb2.SamplingParams, _Mapping]] = ..., tenant: _Optional[str] = ..., priority: _Optional[int] = ..., timeout_s: _Optional[float] = ..., cache_salt: _Optional[str] = ..., skip_prefix_cache: bool = ..., fork_group: _Optional[str] = ..., resumed_by_client: bool = ..., pooling: _Optional[_Union[_types_pb2.Pooling, str]] = ..., num_prompt_tokens: _Optional[int] = ..., num_deaths: _Optional[int] = ..., trace: _Optional[_Union[_types_pb2.TraceContext, _Mapping]] = ...) -> None: ...
+    adapter: _types_pb2.Adapter
+    def __init__(self, handle: _Optional[int] = ..., request_id: _Optional[str] = ..., prompt_token_ids: _Optional[bytes] = ..., sampling: _Optional[_Union[_types_pb2.SamplingParams, _Mapping]] = ..., tenant: _Optional[str] = ..., priority: _Optional[int] = ..., timeout_s: _Optional[float] = ..., cache_salt: _Optional[str] = ..., skip_prefix_cache: bool = ..., fork_group: _Optional[str] = ..., resumed_by_client: bool = ..., pooling: _Optional[_Union[_types_pb2.Pooling, str]] = ..., num_prompt_tokens: _Optional[int] = ..., num_deaths: _Optional[int] = ..., trace: _Optional[_Union[_types_pb2.TraceContext, _Mapping]] = ..., adapter: _Optional[_Union[_types_pb2.Adapter, _Mapping]] = ...) -> None: ...
 
 class AbortHandle(_message.Message):
     __slots__ = ("handle",)
@@ -74,7 +102,7 @@ class AbortHandle(_message.Message):
     def __init__(self, handle: _Optional[int] = ...) -> None: ...
 
 class SessionResponse(_message.Message):
-    __slots__ = ("handles", "token_ids", "finished", "admitted", "logprobs", "prompt_outputs", "draining", "greeting", "sequence", "checksum")
+    __slots__ = ("handles", "token_ids", "finished", "admitted", "logprobs", "prompt_outputs", "draining", "greeting", "adapters_changed", "sequence", "checksum")
     HANDLES_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     FINISHED_FIELD_NUMBER: _ClassVar[int]
@@ -83,6 +111,7 @@ class SessionResponse(_message.Message):
     PROMPT_OUTPUTS_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
     GREETING_FIELD_NUMBER: _ClassVar[int]
+    ADAPTERS_CHANGED_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     CHECKSUM_FIELD_NUMBER: _ClassVar[int]
     handles: bytes
@@ -93,9 +122,10 @@ class SessionResponse(_message.Message):
     prompt_outputs: _containers.RepeatedCompositeFieldContainer[_types_pb2.PromptOutput]
     draining: bool
     greeting: SessionGreeting
+    adapters_changed: bool
     sequence: int
     checksum: int
-    def __init__(self, handles: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ..., finished: _Optional[_Iterable[_Union[Finished, _Mapping]]] = ..., admitted: _Optional[_Iterable[_Union[Admitted, _Mapping]]] = ..., logprobs: _Optional[_Union[_types_pb2.LogprobColumns, _Mapping]] = ..., prompt_outputs: _Optional[_Iterable[_Union[_types_pb2.PromptOutput, _Mapping]]] = ..., draining: bool = ..., greeting: _Optional[_Union[SessionGreeting, _Mapping]] = ..., sequence: _Optional[int] = ..., checksum: _Optional[int] = ...) -> None: ...
+    def __init__(self, handles: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ..., finished: _Optional[_Iterable[_Union[Finished, _Mapping]]] = ..., admitted: _Optional[_Iterable[_Union[Admitted, _Mapping]]] = ..., logprobs: _Optional[_Union[_types_pb2.LogprobColumns, _Mapping]] = ..., prompt_outputs: _Optional[_Iterable[_Union[_types_pb2.PromptOutput, _Mapping]]] = ..., draining: bool = ..., greeting: _Optional[_Union[SessionGreeting, _Mapping]] = ..., adapters_changed: bool = ..., sequence: _Optional[int] = ..., checksum: _Optional[int] = ...) -> None: ...
 
 class Admitted(_message.Message):
     __slots__ = ("handle", "cached_tokens")
@@ -124,7 +154,7 @@ class Finished(_message.Message):
     def __init__(self, handle: _Optional[int] = ..., reason: _Optional[_Union[_types_pb2.FinishReason, str]] = ..., stop_token_id: _Optional[int] = ..., usage: _Optional[_Union[_types_pb2.Usage, _Mapping]] = ..., status_code: _Optional[int] = ..., message: _Optional[str] = ..., retry_after_s: _Optional[float] = ...) -> None: ...
 
 class SchedulerServiceGenerateRequest(_message.Message):
-    __slots__ = ("request_id", "prompt_token_ids", "sampling", "tenant", "priority", "cache_salt", "skip_prefix_cache", "fork_group", "pooling", "num_prompt_tokens", "num_deaths")
+    __slots__ = ("request_id", "prompt_token_ids", "sampling", "tenant", "priority", "cache_salt", "skip_prefix_cache", "fork_group", "pooling", "num_prompt_tokens", "num_deaths", "adapter")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
@@ -136,6 +166,7 @@ class SchedulerServiceGenerateRequest(_message.Message):
     POOLING_FIELD_NUMBER: _ClassVar[int]
     NUM_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_DEATHS_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     prompt_token_ids: _containers.RepeatedScalarFieldContainer[int]
     sampling: _types_pb2.SamplingParams
@@ -147,7 +178,8 @@ class SchedulerServiceGenerateRequest(_message.Message):
     pooling: _types_pb2.Pooling
     num_prompt_tokens: int
     num_deaths: int
-    def __init__(self, request_id: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_types_pb2.SamplingParams, _Mapping]] = ..., tenant: _Optional[str] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[str] = ..., skip_prefix_cache: bool = ..., fork_group: _Optional[str] = ..., pooling: _Optional[_Union[_types_pb2.Pooling, str]] = ..., num_prompt_tokens: _Optional[int] = ..., num_deaths: _Optional[int] = ...) -> None: ...
+    adapter: _types_pb2.Adapter
+    def __init__(self, request_id: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_types_pb2.SamplingParams, _Mapping]] = ..., tenant: _Optional[str] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[str] = ..., skip_prefix_cache: bool = ..., fork_group: _Optional[str] = ..., pooling: _Optional[_Union[_types_pb2.Pooling, str]] = ..., num_prompt_tokens: _Optional[int] = ..., num_deaths: _Optional[int] = ..., adapter: _Optional[_Union[_types_pb2.Adapter, _Mapping]] = ...) -> None: ...
 
 class SchedulerServiceGenerateResponse(_message.Message):
     __slots__ = ("request_id", "token_ids", "finish_reason", "stop_token_id", "usage", "logprobs", "prompt_logprobs", "hidden")
@@ -208,7 +240,7 @@ class GetStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetStatusResponse(_message.Message):
-    __slots__ = ("ready", "reason", "model", "num_running", "num_waiting", "num_waiting_tokens", "num_blocks", "num_free_blocks", "block_size", "num_steps", "prefix_query_tokens", "prefix_hit_tokens", "num_preemptions", "num_accepted", "num_finished", "num_output_tokens", "num_prefill_tokens", "epoch", "worker_address", "max_num_seqs", "max_num_batched_tokens", "uptime_s", "num_evictions", "num_cached_blocks", "num_forks", "preemption", "num_host_blocks", "num_free_host_blocks", "num_swapped_out_blocks", "num_swapped_in_blocks", "seconds_of_backlog", "num_overloaded", "num_expired", "policy", "groups", "attention_backend", "all_reduce", "target_itl_ms", "num_capped_steps", "device", "session_version", "stands_by", "kv_cache_dtype", "speculation", "num_drafts", "num_drafted_tokens", "num_accepted_tokens", "steps_by_size", "num_step_tokens")
+    __slots__ = ("ready", "reason", "model", "num_running", "num_waiting", "num_waiting_tokens", "num_blocks", "num_free_blocks", "block_size", "num_steps", "prefix_query_tokens", "prefix_hit_tokens", "num_preemptions", "num_accepted", "num_finished", "num_output_tokens", "num_prefill_tokens", "epoch", "worker_address", "max_num_seqs", "max_num_batched_tokens", "uptime_s", "num_evictions", "num_cached_blocks", "num_forks", "preemption", "num_host_blocks", "num_free_host_blocks", "num_swapped_out_blocks", "num_swapped_in_blocks", "seconds_of_backlog", "num_overloaded", "num_expired", "policy", "groups", "attention_backend", "all_reduce", "target_itl_ms", "num_capped_steps", "device", "session_version", "stands_by", "kv_cache_dtype", "speculation", "num_drafts", "num_drafted_tokens", "num_accepted_tokens", "steps_by_size", "num_step_tokens", "adapters")
     READY_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -258,6 +290,7 @@ class GetStatusResponse(_message.Message):
     NUM_ACCEPTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     STEPS_BY_SIZE_FIELD_NUMBER: _ClassVar[int]
     NUM_STEP_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ADAPTERS_FIELD_NUMBER: _ClassVar[int]
     ready: bool
     reason: str
     model: _types_pb2.ModelInfo
@@ -307,7 +340,8 @@ class GetStatusResponse(_message.Message):
     num_accepted_tokens: int
     steps_by_size: _containers.RepeatedScalarFieldContainer[int]
     num_step_tokens: int
-    def __init__(self, ready: bool = ..., reason: _Optional[str] = ..., model: _Optional[_Union[_types_pb2.ModelInfo, _Mapping]] = ..., num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_waiting_tokens: _Optional[int] = ..., num_blocks: _Optional[int] = ..., num_free_blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., num_steps: _Optional[int] = ..., prefix_query_tokens: _Optional[int] = ..., prefix_hit_tokens: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., num_accepted: _Optional[int] = ..., num_finished: _Optional[int] = ..., num_output_tokens: _Optional[int] = ..., num_prefill_tokens: _Optional[int] = ..., epoch: _Optional[int] = ..., worker_address: _Optional[str] = ..., max_num_seqs: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., uptime_s: _Optional[float] = ..., num_evictions: _Optional[int] = ..., num_cached_blocks: _Optional[int] = ..., num_forks: _Optional[int] = ..., preemption: _Optional[str] = ..., num_host_blocks: _Optional[int] = ..., num_free_host_blocks: _Optional[int] = ..., num_swapped_out_blocks: _Optional[int] = ..., num_swapped_in_blocks: _Optional[int] = ..., seconds_of_backlog: _Optional[float] = ..., num_overloaded: _Optional[int] = ..., num_expired: _Optional[int] = ..., policy: _Optional[str] = ..., groups: _Optional[_Iterable[_Union[WorkerGroupStatus, _Mapping]]] = ..., attention_backend: _Optional[str] = ..., all_reduce: _Optional[str] = ..., target_itl_ms: _Optional[float] = ..., num_capped_steps: _Optional[int] = ..., device: _Optional[str] = ..., session_version: _Optional[int] = ..., stands_by: bool = ..., kv_cache_dtype: _Optional[str] = ..., speculation: _Optional[str] = ..., num_drafts: _Optional[int] = ..., num_drafted_tokens: _Optional[int] = ..., num_accepted_tokens: _Optional[int] = ..., steps_by_size: _Optional[_Iterable[int]] = ..., num_step_tokens: _Optional[int] = ...) -> None: ...
+    adapters: _containers.RepeatedCompositeFieldContainer[_types_pb2.Adapter]
+    def __init__(self, ready: bool = ..., reason: _Optional[str] = ..., model: _Optional[_Union[_types_pb2.ModelInfo, _Mapping]] = ..., num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_waiting_tokens: _Optional[int] = ..., num_blocks: _Optional[int] = ..., num_free_blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., num_steps: _Optional[int] = ..., prefix_query_tokens: _Optional[int] = ..., prefix_hit_tokens: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., num_accepted: _Optional[int] = ..., num_finished: _Optional[int] = ..., num_output_tokens: _Optional[int] = ..., num_prefill_tokens: _Optional[int] = ..., epoch: _Optional[int] = ..., worker_address: _Optional[str] = ..., max_num_seqs: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., uptime_s: _Optional[float] = ..., num_evictions: _Optional[int] = ..., num_cached_blocks: _Optional[int] = ..., num_forks: _Optional[int] = ..., preemption: _Optional[str] = ..., num_host_blocks: _Optional[int] = ..., num_free_host_blocks: _Optional[int] = ..., num_swapped_out_blocks: _Optional[int] = ..., num_swapped_in_blocks: _Optional[int] = ..., seconds_of_backlog: _Optional[float] = ..., num_overloaded: _Optional[int] = ..., num_expired: _Optional[int] = ..., policy: _Optional[str] = ..., groups: _Optional[_Iterable[_Union[WorkerGroupStatus, _Mapping]]] = ..., attention_backend: _Optional[str] = ..., all_reduce: _Optional[str] = ..., target_itl_ms: _Optional[float] = ..., num_capped_steps: _Optional[int] = ..., device: _Optional[str] = ..., session_version: _Optional[int] = ..., stands_by: bool = ..., kv_cache_dtype: _Optional[str] = ..., speculation: _Optional[str] = ..., num_drafts: _Optional[int] = ..., num_drafted_tokens: _Optional[int] = ..., num_accepted_tokens: _Optional[int] = ..., steps_by_size: _Optional[_Iterable[int]] = ..., num_step_tokens: _Optional[int] = ..., adapters: _Optional[_Iterable[_Union[_types_pb2.Adapter, _Mapping]]] = ...) -> None: ...
 
 class WorkerGroupStatus(_message.Message):
     __slots__ = ("address", "ready", "reason", "epoch", "num_running", "num_waiting", "num_blocks", "num_free_blocks", "num_steps", "num_output_tokens", "num_losses", "why_lost", "num_migrated_out", "num_migrated_in", "seconds_of_backlog", "attention_backend", "all_reduce", "device", "source", "draining", "kv_cache_dtype")

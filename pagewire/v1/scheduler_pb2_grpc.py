@@ -65,6 +65,16 @@ class SchedulerServiceStub(object):
                 request_serializer=pagewire_dot_v1_dot_scheduler__pb2.GetStatusRequest.SerializeToString,
                 response_deserializer=pagewire_dot_v1_dot_scheduler__pb2.GetStatusResponse.FromString,
                 _registered_method=True)
+        self.LoadAdapter = channel.unary_unary(
+                '/pagewire.v1.SchedulerService/LoadAdapter',
+                request_serializer=pagewire_dot_v1_dot_scheduler__pb2.SchedulerServiceLoadAdapterRequest.SerializeToString,
+                response_deserializer=pagewire_dot_v1_dot_scheduler__pb2.SchedulerServiceLoadAdapterResponse.FromString,
+                _registered_method=True)
+        self.UnloadAdapter = channel.unary_unary(
+                '/pagewire.v1.SchedulerService/UnloadAdapter',
+                request_serializer=pagewire_dot_v1_dot_scheduler__pb2.SchedulerServiceUnloadAdapterRequest.SerializeToString,
+                response_deserializer=pagewire_dot_v1_dot_scheduler__pb2.SchedulerServiceUnloadAdapterResponse.FromString,
+                _registered_method=True)
 
 
 class SchedulerServiceServicer(object):
@@ -121,6 +131,23 @@ class SchedulerServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def LoadAdapter(self, request, context):
+        """Has the workers read an adapter, from now on a model of its name. ALREADY_EXISTS where another one
+        has the name, INVALID_ARGUMENT where a worker cannot read it or it is not for the model,
+        FAILED_PRECONDITION where a worker serves no adapters, UNAVAILABLE without a worker.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UnloadAdapter(self, request, context):
+        """Takes new requests for an adapter no more; those that are live end as they would. NOT_FOUND where
+        there is none of this name.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_SchedulerServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -153,6 +180,16 @@ def add_SchedulerServiceServicer_to_server(servicer, server):
                     servicer.GetStatus,
                     request_deserializer=pagewire_dot_v1_dot_scheduler__pb2.GetStatusRequest.FromString,
                     response_serializer=pagewire_dot_v1_dot_scheduler__pb2.GetStatusResponse.SerializeToString,
+            ),
+            'LoadAdapter': grpc.unary_unary_rpc_method_handler(
+                    servicer.LoadAdapter,
+                    request_deserializer=pagewire_dot_v1_dot_scheduler__pb2.SchedulerServiceLoadAdapterRequest.FromString,
+                    response_serializer=pagewire_dot_v1_dot_scheduler__pb2.SchedulerServiceLoadAdapterResponse.SerializeToString,
+            ),
+            'UnloadAdapter': grpc.unary_unary_rpc_method_handler(
+                    servicer.UnloadAdapter,
+                    request_deserializer=pagewire_dot_v1_dot_scheduler__pb2.SchedulerServiceUnloadAdapterRequest.FromString,
+                    response_serializer=pagewire_dot_v1_dot_scheduler__pb2.SchedulerServiceUnloadAdapterResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -318,6 +355,60 @@ class SchedulerService(object):
             '/pagewire.v1.SchedulerService/GetStatus',
             pagewire_dot_v1_dot_scheduler__pb2.GetStatusRequest.SerializeToString,
             pagewire_dot_v1_dot_scheduler__pb2.GetStatusResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def LoadAdapter(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pagewire.v1.SchedulerService/LoadAdapter',
+            pagewire_dot_v1_dot_scheduler__pb2.SchedulerServiceLoadAdapterRequest.SerializeToString,
+            pagewire_dot_v1_dot_scheduler__pb2.SchedulerServiceLoadAdapterResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UnloadAdapter(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pagewire.v1.SchedulerService/UnloadAdapter',
+            pagewire_dot_v1_dot_scheduler__pb2.SchedulerServiceUnloadAdapterRequest.SerializeToString,
+            pagewire_dot_v1_dot_scheduler__pb2.SchedulerServiceUnloadAdapterResponse.FromString,
             options,
             channel_credentials,
             insecure,

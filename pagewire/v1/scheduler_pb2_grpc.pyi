@@ -123,7 +123,39 @@ _SchedulerServiceGetStatusType = typing_extensions.TypeVar(
     ],
 )
 
-class SchedulerServiceStub(typing.Generic[_SchedulerServiceSessionType, _SchedulerServiceGenerateType, _SchedulerServiceAbortType, _SchedulerServiceSetPriorityType, _SchedulerServiceResetPrefixCacheType, _SchedulerServiceGetStatusType]):
+_SchedulerServiceLoadAdapterType = typing_extensions.TypeVar(
+    '_SchedulerServiceLoadAdapterType',
+    grpc.UnaryUnaryMultiCallable[
+        pagewire.v1.scheduler_pb2.SchedulerServiceLoadAdapterRequest,
+        pagewire.v1.scheduler_pb2.SchedulerServiceLoadAdapterResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        pagewire.v1.scheduler_pb2.SchedulerServiceLoadAdapterRequest,
+        pagewire.v1.scheduler_pb2.SchedulerServiceLoadAdapterResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        pagewire.v1.scheduler_pb2.SchedulerServiceLoadAdapterRequest,
+        pagewire.v1.scheduler_pb2.SchedulerServiceLoadAdapterResponse,
+    ],
+)
+
+_SchedulerServiceUnloadAdapterType = typing_extensions.TypeVar(
+    '_SchedulerServiceUnloadAdapterType',
+    grpc.UnaryUnaryMultiCallable[
+        pagewire.v1.scheduler_pb2.SchedulerServiceUnloadAdapterRequest,
+        pagewire.v1.scheduler_pb2.SchedulerServiceUnloadAdapterResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        pagewire.v1.scheduler_pb2.SchedulerServiceUnloadAdapterRequest,
+        pagewire.v1.scheduler_pb2.SchedulerServiceUnloadAdapterResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        pagewire.v1.scheduler_pb2.SchedulerServiceUnloadAdapterRequest,
+        pagewire.v1.scheduler_pb2.SchedulerServiceUnloadAdapterResponse,
+    ],
+)
+
+class SchedulerServiceStub(typing.Generic[_SchedulerServiceSessionType, _SchedulerServiceGenerateType, _SchedulerServiceAbortType, _SchedulerServiceSetPriorityType, _SchedulerServiceResetPrefixCacheType, _SchedulerServiceGetStatusType, _SchedulerServiceLoadAdapterType, _SchedulerServiceUnloadAdapterType]):
     """Queues, places and runs requests."""
 
     @typing.overload
@@ -152,6 +184,14 @@ class SchedulerServiceStub(typing.Generic[_SchedulerServiceSessionType, _Schedul
             pagewire.v1.scheduler_pb2.GetStatusRequest,
             pagewire.v1.scheduler_pb2.GetStatusResponse,
         ],
+        grpc.UnaryUnaryMultiCallable[
+            pagewire.v1.scheduler_pb2.SchedulerServiceLoadAdapterRequest,
+            pagewire.v1.scheduler_pb2.SchedulerServiceLoadAdapterResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            pagewire.v1.scheduler_pb2.SchedulerServiceUnloadAdapterRequest,
+            pagewire.v1.scheduler_pb2.SchedulerServiceUnloadAdapterResponse,
+        ],
     ], channel: grpc.Channel) -> None: ...
 
     @typing.overload
@@ -179,6 +219,14 @@ class SchedulerServiceStub(typing.Generic[_SchedulerServiceSessionType, _Schedul
         grpc.aio.UnaryUnaryMultiCallable[
             pagewire.v1.scheduler_pb2.GetStatusRequest,
             pagewire.v1.scheduler_pb2.GetStatusResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            pagewire.v1.scheduler_pb2.SchedulerServiceLoadAdapterRequest,
+            pagewire.v1.scheduler_pb2.SchedulerServiceLoadAdapterResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            pagewire.v1.scheduler_pb2.SchedulerServiceUnloadAdapterRequest,
+            pagewire.v1.scheduler_pb2.SchedulerServiceUnloadAdapterResponse,
         ],
     ], channel: grpc.aio.Channel) -> None: ...
 
@@ -212,6 +260,17 @@ class SchedulerServiceStub(typing.Generic[_SchedulerServiceSessionType, _Schedul
     GetStatus: _SchedulerServiceGetStatusType
     """Counters and gauges."""
 
+    LoadAdapter: _SchedulerServiceLoadAdapterType
+    """Has the workers read an adapter, from now on a model of its name. ALREADY_EXISTS where another one
+    has the name, INVALID_ARGUMENT where a worker cannot read it or it is not for the model,
+    FAILED_PRECONDITION where a worker serves no adapters, UNAVAILABLE without a worker.
+    """
+
+    UnloadAdapter: _SchedulerServiceUnloadAdapterType
+    """Takes new requests for an adapter no more; those that are live end as they would. NOT_FOUND where
+    there is none of this name.
+    """
+
 SchedulerServiceAsyncStub: typing_extensions.TypeAlias = SchedulerServiceStub[
     grpc.aio.StreamStreamMultiCallable[
         pagewire.v1.scheduler_pb2.SessionRequest,
@@ -236,6 +295,14 @@ SchedulerServiceAsyncStub: typing_extensions.TypeAlias = SchedulerServiceStub[
     grpc.aio.UnaryUnaryMultiCallable[
         pagewire.v1.scheduler_pb2.GetStatusRequest,
         pagewire.v1.scheduler_pb2.GetStatusResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        pagewire.v1.scheduler_pb2.SchedulerServiceLoadAdapterRequest,
+        pagewire.v1.scheduler_pb2.SchedulerServiceLoadAdapterResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        pagewire.v1.scheduler_pb2.SchedulerServiceUnloadAdapterRequest,
+        pagewire.v1.scheduler_pb2.SchedulerServiceUnloadAdapterResponse,
     ],
 ]
 
@@ -301,5 +368,26 @@ class SchedulerServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[pagewire.v1.scheduler_pb2.GetStatusResponse, collections.abc.Awaitable[pagewire.v1.scheduler_pb2.GetStatusResponse]]:
         """Counters and gauges."""
+
+    @abc.abstractmethod
+    def LoadAdapter(
+        self,
+        request: pagewire.v1.scheduler_pb2.SchedulerServiceLoadAdapterRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[pagewire.v1.scheduler_pb2.SchedulerServiceLoadAdapterResponse, collections.abc.Awaitable[pagewire.v1.scheduler_pb2.SchedulerServiceLoadAdapterResponse]]:
+        """Has the workers read an adapter, from now on a model of its name. ALREADY_EXISTS where another one
+        has the name, INVALID_ARGUMENT where a worker cannot read it or it is not for the model,
+        FAILED_PRECONDITION where a worker serves no adapters, UNAVAILABLE without a worker.
+        """
+
+    @abc.abstractmethod
+    def UnloadAdapter(
+        self,
+        request: pagewire.v1.scheduler_pb2.SchedulerServiceUnloadAdapterRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[pagewire.v1.scheduler_pb2.SchedulerServiceUnloadAdapterResponse, collections.abc.Awaitable[pagewire.v1.scheduler_pb2.SchedulerServiceUnloadAdapterResponse]]:
+        """Takes new requests for an adapter no more; those that are live end as they would. NOT_FOUND where
+        there is none of this name.
+        """
 
 def add_SchedulerServiceServicer_to_server(servicer: SchedulerServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

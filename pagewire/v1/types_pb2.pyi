@@ -148,7 +148,7 @@ class TraceContext(_message.Message):
     def __init__(self, traceparent: _Optional[str] = ..., tracestate: _Optional[str] = ...) -> None: ...
 
 class ModelInfo(_message.Message):
-    __slots__ = ("model", "architecture", "vocab_size", "max_model_len", "eos_token_ids", "config_sha256", "tokenizer_sha256", "dtype", "llguidance_version", "quantization")
+    __slots__ = ("model", "architecture", "vocab_size", "max_model_len", "eos_token_ids", "config_sha256", "tokenizer_sha256", "dtype", "llguidance_version", "quantization", "parent")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     ARCHITECTURE_FIELD_NUMBER: _ClassVar[int]
     VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
@@ -159,6 +159,7 @@ class ModelInfo(_message.Message):
     DTYPE_FIELD_NUMBER: _ClassVar[int]
     LLGUIDANCE_VERSION_FIELD_NUMBER: _ClassVar[int]
     QUANTIZATION_FIELD_NUMBER: _ClassVar[int]
+    PARENT_FIELD_NUMBER: _ClassVar[int]
     model: str
     architecture: str
     vocab_size: int
@@ -169,4 +170,15 @@ class ModelInfo(_message.Message):
     dtype: str
     llguidance_version: str
     quantization: str
-    def __init__(self, model: _Optional[str] = ..., architecture: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., config_sha256: _Optional[str] = ..., tokenizer_sha256: _Optional[str] = ..., dtype: _Optional[str] = ..., llguidance_version: _Optional[str] = ..., quantization: _Optional[str] = ...) -> None: ...
+    parent: str
+    def __init__(self, model: _Optional[str] = ..., architecture: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., config_sha256: _Optional[str] = ..., tokenizer_sha256: _Optional[str] = ..., dtype: _Optional[str] = ..., llguidance_version: _Optional[str] = ..., quantization: _Optional[str] = ..., parent: _Optional[str] = ...) -> None: ...
+
+class Adapter(_message.Message):
+    __slots__ = ("name", "path", "adapter_id")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_ID_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    path: str
+    adapter_id: str
+    def __init__(self, name: _Optional[str] = ..., path: _Optional[str] = ..., adapter_id: _Optional[str] = ...) -> None: ...

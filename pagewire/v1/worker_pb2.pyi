@@ -45,7 +45,7 @@ ROW_STATUS_DEAD_END: RowStatus
 ROW_STATUS_REFUSED: RowStatus
 
 class WorkerDescription(_message.Message):
-    __slots__ = ("model", "incarnation", "num_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens", "rank", "world_size", "device", "kv_dtype", "kv_layout", "graph_batch_sizes", "attention_backend", "num_host_blocks", "max_granted_steps", "has_state_hashes", "sends_heartbeats", "attention_timings", "rank_addresses", "all_reduce", "gemm_timings", "rehearsed_steps", "prepares_grammars", "protocol_minor", "verifies_drafts", "draft_model", "kv_groups", "has_states", "num_state_snapshots", "tiers")
+    __slots__ = ("model", "incarnation", "num_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens", "rank", "world_size", "device", "kv_dtype", "kv_layout", "graph_batch_sizes", "attention_backend", "num_host_blocks", "max_granted_steps", "has_state_hashes", "sends_heartbeats", "attention_timings", "rank_addresses", "all_reduce", "gemm_timings", "rehearsed_steps", "prepares_grammars", "protocol_minor", "verifies_drafts", "draft_model", "kv_groups", "has_states", "num_state_snapshots", "tiers", "max_adapters", "adapters")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
@@ -76,6 +76,8 @@ class WorkerDescription(_message.Message):
     HAS_STATES_FIELD_NUMBER: _ClassVar[int]
     NUM_STATE_SNAPSHOTS_FIELD_NUMBER: _ClassVar[int]
     TIERS_FIELD_NUMBER: _ClassVar[int]
+    MAX_ADAPTERS_FIELD_NUMBER: _ClassVar[int]
+    ADAPTERS_FIELD_NUMBER: _ClassVar[int]
     model: _types_pb2.ModelInfo
     incarnation: int
     num_blocks: int
@@ -106,7 +108,9 @@ class WorkerDescription(_message.Message):
     has_states: bool
     num_state_snapshots: int
     tiers: _containers.RepeatedCompositeFieldContainer[KvTier]
-    def __init__(self, model: _Optional[_Union[_types_pb2.ModelInfo, _Mapping]] = ..., incarnation: _Optional[int] = ..., num_blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ..., device: _Optional[str] = ..., kv_dtype: _Optional[str] = ..., kv_layout: _Optional[str] = ..., graph_batch_sizes: _Optional[_Iterable[int]] = ..., attention_backend: _Optional[str] = ..., num_host_blocks: _Optional[int] = ..., max_granted_steps: _Optional[int] = ..., has_state_hashes: bool = ..., sends_heartbeats: bool = ..., attention_timings: _Optional[_Iterable[_Union[AttentionTiming, _Mapping]]] = ..., rank_addresses: _Optional[_Iterable[str]] = ..., all_reduce: _Optional[str] = ..., gemm_timings: _Optional[_Iterable[_Union[_timing_pb2.GemmTiming, _Mapping]]] = ..., rehearsed_steps: _Optional[_Iterable[_Union[_timing_pb2.RehearsedStep, _Mapping]]] = ..., prepares_grammars: bool = ..., protocol_minor: _Optional[int] = ..., verifies_drafts: bool = ..., draft_model: _Optional[_Union[_types_pb2.ModelInfo, _Mapping]] = ..., kv_groups: _Optional[_Iterable[_Union[KvGroup, _Mapping]]] = ..., has_states: bool = ..., num_state_snapshots: _Optional[int] = ..., tiers: _Optional[_Iterable[_Union[KvTier, _Mapping]]] = ...) -> None: ...
+    max_adapters: int
+    adapters: _containers.RepeatedCompositeFieldContainer[_types_pb2.Adapter]
+    def __init__(self, model: _Optional[_Union[_types_pb2.ModelInfo, _Mapping]] = ..., incarnation: _Optional[int] = ..., num_blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ..., device: _Optional[str] = ..., kv_dtype: _Optional[str] = ..., kv_layout: _Optional[str] = ..., graph_batch_sizes: _Optional[_Iterable[int]] = ..., attention_backend: _Optional[str] = ..., num_host_blocks: _Optional[int] = ..., max_granted_steps: _Optional[int] = ..., has_state_hashes: bool = ..., sends_heartbeats: bool = ..., attention_timings: _Optional[_Iterable[_Union[AttentionTiming, _Mapping]]] = ..., rank_addresses: _Optional[_Iterable[str]] = ..., all_reduce: _Optional[str] = ..., gemm_timings: _Optional[_Iterable[_Union[_timing_pb2.GemmTiming, _Mapping]]] = ..., rehearsed_steps: _Optional[_Iterable[_Union[_timing_pb2.RehearsedStep, _Mapping]]] = ..., prepares_grammars: bool = ..., protocol_minor: _Optional[int] = ..., verifies_drafts: bool = ..., draft_model: _Optional[_Union[_types_pb2.ModelInfo, _Mapping]] = ..., kv_groups: _Optional[_Iterable[_Union[KvGroup, _Mapping]]] = ..., has_states: bool = ..., num_state_snapshots: _Optional[int] = ..., tiers: _Optional[_Iterable[_Union[KvTier, _Mapping]]] = ..., max_adapters: _Optional[int] = ..., adapters: _Optional[_Iterable[_Union[_types_pb2.Adapter, _Mapping]]] = ...) -> None: ...
 
 class KvTier(_message.Message):
     __slots__ = ("name", "num_blocks", "bytes_per_block")
@@ -216,8 +220,34 @@ class WarmUpResponse(_message.Message):
     description: WorkerDescription
     def __init__(self, description: _Optional[_Union[WorkerDescription, _Mapping]] = ...) -> None: ...
 
+class LoadAdapterRequest(_message.Message):
+    __slots__ = ("name", "path", "replaces")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    REPLACES_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    path: str
+    replaces: bool
+    def __init__(self, name: _Optional[str] = ..., path: _Optional[str] = ..., replaces: bool = ...) -> None: ...
+
+class LoadAdapterResponse(_message.Message):
+    __slots__ = ("adapter",)
+    ADAPTER_FIELD_NUMBER: _ClassVar[int]
+    adapter: _types_pb2.Adapter
+    def __init__(self, adapter: _Optional[_Union[_types_pb2.Adapter, _Mapping]] = ...) -> None: ...
+
+class UnloadAdapterRequest(_message.Message):
+    __slots__ = ("name",)
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    def __init__(self, name: _Optional[str] = ...) -> None: ...
+
+class UnloadAdapterResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class AttachRequest(_message.Message):
-    __slots__ = ("hello", "step", "cut", "prepare", "fetch", "store", "cancel_transfers", "sequence", "checksum")
+    __slots__ = ("hello", "step", "cut", "prepare", "fetch", "store", "cancel_transfers", "prepare_adapters", "sequence", "checksum")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     CUT_FIELD_NUMBER: _ClassVar[int]
@@ -225,6 +255,7 @@ class AttachRequest(_message.Message):
     FETCH_FIELD_NUMBER: _ClassVar[int]
     STORE_FIELD_NUMBER: _ClassVar[int]
     CANCEL_TRANSFERS_FIELD_NUMBER: _ClassVar[int]
+    PREPARE_ADAPTERS_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     CHECKSUM_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
@@ -234,9 +265,10 @@ class AttachRequest(_message.Message):
     fetch: FetchBlocks
     store: StoreBlocks
     cancel_transfers: CancelTransfers
+    prepare_adapters: PrepareAdapters
     sequence: int
     checksum: int
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., step: _Optional[_Union[SchedulerOutput, _Mapping]] = ..., cut: _Optional[_Union[Cut, _Mapping]] = ..., prepare: _Optional[_Union[PrepareGrammars, _Mapping]] = ..., fetch: _Optional[_Union[FetchBlocks, _Mapping]] = ..., store: _Optional[_Union[StoreBlocks, _Mapping]] = ..., cancel_transfers: _Optional[_Union[CancelTransfers, _Mapping]] = ..., sequence: _Optional[int] = ..., checksum: _Optional[int] = ...) -> None: ...
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., step: _Optional[_Union[SchedulerOutput, _Mapping]] = ..., cut: _Optional[_Union[Cut, _Mapping]] = ..., prepare: _Optional[_Union[PrepareGrammars, _Mapping]] = ..., fetch: _Optional[_Union[FetchBlocks, _Mapping]] = ..., store: _Optional[_Union[StoreBlocks, _Mapping]] = ..., cancel_transfers: _Optional[_Union[CancelTransfers, _Mapping]] = ..., prepare_adapters: _Optional[_Union[PrepareAdapters, _Mapping]] = ..., sequence: _Optional[int] = ..., checksum: _Optional[int] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("protocol_version", "epoch", "first_step_id", "heartbeat_interval_ms", "protocol_minor")
@@ -253,13 +285,14 @@ class Hello(_message.Message):
     def __init__(self, protocol_version: _Optional[int] = ..., epoch: _Optional[int] = ..., first_step_id: _Optional[int] = ..., heartbeat_interval_ms: _Optional[int] = ..., protocol_minor: _Optional[int] = ...) -> None: ...
 
 class AttachResponse(_message.Message):
-    __slots__ = ("description", "output", "skipped", "heartbeat", "grammar_prepared", "transfer_done", "sequence", "checksum")
+    __slots__ = ("description", "output", "skipped", "heartbeat", "grammar_prepared", "transfer_done", "adapter_prepared", "sequence", "checksum")
     DESCRIPTION_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_FIELD_NUMBER: _ClassVar[int]
     SKIPPED_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     GRAMMAR_PREPARED_FIELD_NUMBER: _ClassVar[int]
     TRANSFER_DONE_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_PREPARED_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     CHECKSUM_FIELD_NUMBER: _ClassVar[int]
     description: WorkerDescription
@@ -268,9 +301,10 @@ class AttachResponse(_message.Message):
     heartbeat: Heartbeat
     grammar_prepared: GrammarPrepared
     transfer_done: TransferDone
+    adapter_prepared: AdapterPrepared
     sequence: int
     checksum: int
-    def __init__(self, description: _Optional[_Union[WorkerDescription, _Mapping]] = ..., output: _Optional[_Union[ModelRunnerOutput, _Mapping]] = ..., skipped: _Optional[_Union[Skipped, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., grammar_prepared: _Optional[_Union[GrammarPrepared, _Mapping]] = ..., transfer_done: _Optional[_Union[TransferDone, _Mapping]] = ..., sequence: _Optional[int] = ..., checksum: _Optional[int] = ...) -> None: ...
+    def __init__(self, description: _Optional[_Union[WorkerDescription, _Mapping]] = ..., output: _Optional[_Union[ModelRunnerOutput, _Mapping]] = ..., skipped: _Optional[_Union[Skipped, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., grammar_prepared: _Optional[_Union[GrammarPrepared, _Mapping]] = ..., transfer_done: _Optional[_Union[TransferDone, _Mapping]] = ..., adapter_prepared: _Optional[_Union[AdapterPrepared, _Mapping]] = ..., sequence: _Optional[int] = ..., checksum: _Optional[int] = ...) -> None: ...
 
 class Cut(_message.Message):
     __slots__ = ("first_step_id", "last_step_id")
@@ -295,6 +329,30 @@ class PrepareGrammars(_message.Message):
     preparations: _containers.RepeatedCompositeFieldContainer[GrammarPreparation]
     dropped_ids: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, preparations: _Optional[_Iterable[_Union[GrammarPreparation, _Mapping]]] = ..., dropped_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class PrepareAdapters(_message.Message):
+    __slots__ = ("preparations", "dropped_ids")
+    PREPARATIONS_FIELD_NUMBER: _ClassVar[int]
+    DROPPED_IDS_FIELD_NUMBER: _ClassVar[int]
+    preparations: _containers.RepeatedCompositeFieldContainer[AdapterPreparation]
+    dropped_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, preparations: _Optional[_Iterable[_Union[AdapterPreparation, _Mapping]]] = ..., dropped_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class AdapterPreparation(_message.Message):
+    __slots__ = ("preparation_id", "adapter")
+    PREPARATION_ID_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_FIELD_NUMBER: _ClassVar[int]
+    preparation_id: int
+    adapter: _types_pb2.Adapter
+    def __init__(self, preparation_id: _Optional[int] = ..., adapter: _Optional[_Union[_types_pb2.Adapter, _Mapping]] = ...) -> None: ...
+
+class AdapterPrepared(_message.Message):
+    __slots__ = ("preparation_id", "problem")
+    PREPARATION_ID_FIELD_NUMBER: _ClassVar[int]
+    PROBLEM_FIELD_NUMBER: _ClassVar[int]
+    preparation_id: int
+    problem: str
+    def __init__(self, preparation_id: _Optional[int] = ..., problem: _Optional[str] = ...) -> None: ...
 
 class GrammarPreparation(_message.Message):
     __slots__ = ("preparation_id", "grammar", "output_token_ids")
@@ -441,7 +499,7 @@ class AppendedBlocks(_message.Message):
     def __init__(self, group: _Optional[int] = ..., slots: _Optional[bytes] = ..., block_ids: _Optional[bytes] = ...) -> None: ...
 
 class NewSequence(_message.Message):
-    __slots__ = ("slot", "request_id", "token_ids", "num_prompt_tokens", "num_computed_tokens", "block_ids", "sampling", "prompt_output_begin", "prompt_only", "grammar_preparation", "trace", "group_block_ids", "state_snapshot")
+    __slots__ = ("slot", "request_id", "token_ids", "num_prompt_tokens", "num_computed_tokens", "block_ids", "sampling", "prompt_output_begin", "prompt_only", "grammar_preparation", "trace", "group_block_ids", "state_snapshot", "adapter_preparation")
     SLOT_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -455,6 +513,7 @@ class NewSequence(_message.Message):
     TRACE_FIELD_NUMBER: _ClassVar[int]
     GROUP_BLOCK_IDS_FIELD_NUMBER: _ClassVar[int]
     STATE_SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_PREPARATION_FIELD_NUMBER: _ClassVar[int]
     slot: int
     request_id: str
     token_ids: bytes
@@ -468,7 +527,8 @@ class NewSequence(_message.Message):
     trace: _types_pb2.TraceContext
     group_block_ids: _containers.RepeatedScalarFieldContainer[bytes]
     state_snapshot: int
-    def __init__(self, slot: _Optional[int] = ..., request_id: _Optional[str] = ..., token_ids: _Optional[bytes] = ..., num_prompt_tokens: _Optional[int] = ..., num_computed_tokens: _Optional[int] = ..., block_ids: _Optional[bytes] = ..., sampling: _Optional[_Union[RowSampling, _Mapping]] = ..., prompt_output_begin: _Optional[int] = ..., prompt_only: bool = ..., grammar_preparation: _Optional[int] = ..., trace: _Optional[_Union[_types_pb2.TraceContext, _Mapping]] = ..., group_block_ids: _Optional[_Iterable[bytes]] = ..., state_snapshot: _Optional[int] = ...) -> None: ...
+    adapter_preparation: int
+    def __init__(self, slot: _Optional[int] = ..., request_id: _Optional[str] = ..., token_ids: _Optional[bytes] = ..., num_prompt_tokens: _Optional[int] = ..., num_computed_tokens: _Optional[int] = ..., block_ids: _Optional[bytes] = ..., sampling: _Optional[_Union[RowSampling, _Mapping]] = ..., prompt_output_begin: _Optional[int] = ..., prompt_only: bool = ..., grammar_preparation: _Optional[int] = ..., trace: _Optional[_Union[_types_pb2.TraceContext, _Mapping]] = ..., group_block_ids: _Optional[_Iterable[bytes]] = ..., state_snapshot: _Optional[int] = ..., adapter_preparation: _Optional[int] = ...) -> None: ...
 
 class RowSampling(_message.Message):
     __slots__ = ("temperature", "top_p", "top_k", "min_p", "seed", "min_tokens", "stop_token_ids", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "allowed_token_ids", "bad_words_token_ids", "logprobs", "grammar", "prompt_logprobs", "pooling", "logprob_token_ids")

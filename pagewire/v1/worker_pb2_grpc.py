@@ -60,6 +60,16 @@ class WorkerServiceStub(object):
                 request_serializer=pagewire_dot_v1_dot_worker__pb2.AttachRequest.SerializeToString,
                 response_deserializer=pagewire_dot_v1_dot_worker__pb2.AttachResponse.FromString,
                 _registered_method=True)
+        self.LoadAdapter = channel.unary_unary(
+                '/pagewire.v1.WorkerService/LoadAdapter',
+                request_serializer=pagewire_dot_v1_dot_worker__pb2.LoadAdapterRequest.SerializeToString,
+                response_deserializer=pagewire_dot_v1_dot_worker__pb2.LoadAdapterResponse.FromString,
+                _registered_method=True)
+        self.UnloadAdapter = channel.unary_unary(
+                '/pagewire.v1.WorkerService/UnloadAdapter',
+                request_serializer=pagewire_dot_v1_dot_worker__pb2.UnloadAdapterRequest.SerializeToString,
+                response_deserializer=pagewire_dot_v1_dot_worker__pb2.UnloadAdapterResponse.FromString,
+                _registered_method=True)
 
 
 class WorkerServiceServicer(object):
@@ -106,6 +116,22 @@ class WorkerServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def LoadAdapter(self, request, context):
+        """Reads an adapter and names it in the description from now on. ALREADY_EXISTS where another one
+        has the name, INVALID_ARGUMENT where it cannot be read or is not for this model.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UnloadAdapter(self, request, context):
+        """Names an adapter no more, and forgets its weights once no sequence has it. NOT_FOUND where there
+        is none of this name.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_WorkerServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -133,6 +159,16 @@ def add_WorkerServiceServicer_to_server(servicer, server):
                     servicer.Attach,
                     request_deserializer=pagewire_dot_v1_dot_worker__pb2.AttachRequest.FromString,
                     response_serializer=pagewire_dot_v1_dot_worker__pb2.AttachResponse.SerializeToString,
+            ),
+            'LoadAdapter': grpc.unary_unary_rpc_method_handler(
+                    servicer.LoadAdapter,
+                    request_deserializer=pagewire_dot_v1_dot_worker__pb2.LoadAdapterRequest.FromString,
+                    response_serializer=pagewire_dot_v1_dot_worker__pb2.LoadAdapterResponse.SerializeToString,
+            ),
+            'UnloadAdapter': grpc.unary_unary_rpc_method_handler(
+                    servicer.UnloadAdapter,
+                    request_deserializer=pagewire_dot_v1_dot_worker__pb2.UnloadAdapterRequest.FromString,
+                    response_serializer=pagewire_dot_v1_dot_worker__pb2.UnloadAdapterResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -271,6 +307,60 @@ class WorkerService(object):
             '/pagewire.v1.WorkerService/Attach',
             pagewire_dot_v1_dot_worker__pb2.AttachRequest.SerializeToString,
             pagewire_dot_v1_dot_worker__pb2.AttachResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def LoadAdapter(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pagewire.v1.WorkerService/LoadAdapter',
+            pagewire_dot_v1_dot_worker__pb2.LoadAdapterRequest.SerializeToString,
+            pagewire_dot_v1_dot_worker__pb2.LoadAdapterResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UnloadAdapter(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pagewire.v1.WorkerService/UnloadAdapter',
+            pagewire_dot_v1_dot_worker__pb2.UnloadAdapterRequest.SerializeToString,
+            pagewire_dot_v1_dot_worker__pb2.UnloadAdapterResponse.FromString,
             options,
             channel_credentials,
             insecure,

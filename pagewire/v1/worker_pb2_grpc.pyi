@@ -119,7 +119,39 @@ _WorkerServiceAttachType = typing_extensions.TypeVar(
     ],
 )
 
-class WorkerServiceStub(typing.Generic[_WorkerServiceDescribeType, _WorkerServiceLoadModelType, _WorkerServiceInitializeCacheType, _WorkerServiceWarmUpType, _WorkerServiceAttachType]):
+_WorkerServiceLoadAdapterType = typing_extensions.TypeVar(
+    '_WorkerServiceLoadAdapterType',
+    grpc.UnaryUnaryMultiCallable[
+        pagewire.v1.worker_pb2.LoadAdapterRequest,
+        pagewire.v1.worker_pb2.LoadAdapterResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        pagewire.v1.worker_pb2.LoadAdapterRequest,
+        pagewire.v1.worker_pb2.LoadAdapterResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        pagewire.v1.worker_pb2.LoadAdapterRequest,
+        pagewire.v1.worker_pb2.LoadAdapterResponse,
+    ],
+)
+
+_WorkerServiceUnloadAdapterType = typing_extensions.TypeVar(
+    '_WorkerServiceUnloadAdapterType',
+    grpc.UnaryUnaryMultiCallable[
+        pagewire.v1.worker_pb2.UnloadAdapterRequest,
+        pagewire.v1.worker_pb2.UnloadAdapterResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        pagewire.v1.worker_pb2.UnloadAdapterRequest,
+        pagewire.v1.worker_pb2.UnloadAdapterResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        pagewire.v1.worker_pb2.UnloadAdapterRequest,
+        pagewire.v1.worker_pb2.UnloadAdapterResponse,
+    ],
+)
+
+class WorkerServiceStub(typing.Generic[_WorkerServiceDescribeType, _WorkerServiceLoadModelType, _WorkerServiceInitializeCacheType, _WorkerServiceWarmUpType, _WorkerServiceAttachType, _WorkerServiceLoadAdapterType, _WorkerServiceUnloadAdapterType]):
     """One worker group, reached through its leader (rank 0)."""
 
     @typing.overload
@@ -143,6 +175,14 @@ class WorkerServiceStub(typing.Generic[_WorkerServiceDescribeType, _WorkerServic
         grpc.StreamStreamMultiCallable[
             pagewire.v1.worker_pb2.AttachRequest,
             pagewire.v1.worker_pb2.AttachResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            pagewire.v1.worker_pb2.LoadAdapterRequest,
+            pagewire.v1.worker_pb2.LoadAdapterResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            pagewire.v1.worker_pb2.UnloadAdapterRequest,
+            pagewire.v1.worker_pb2.UnloadAdapterResponse,
         ],
     ], channel: grpc.Channel) -> None: ...
 
@@ -168,6 +208,14 @@ class WorkerServiceStub(typing.Generic[_WorkerServiceDescribeType, _WorkerServic
             pagewire.v1.worker_pb2.AttachRequest,
             pagewire.v1.worker_pb2.AttachResponse,
         ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            pagewire.v1.worker_pb2.LoadAdapterRequest,
+            pagewire.v1.worker_pb2.LoadAdapterResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            pagewire.v1.worker_pb2.UnloadAdapterRequest,
+            pagewire.v1.worker_pb2.UnloadAdapterResponse,
+        ],
     ], channel: grpc.aio.Channel) -> None: ...
 
     Describe: _WorkerServiceDescribeType
@@ -191,6 +239,16 @@ class WorkerServiceStub(typing.Generic[_WorkerServiceDescribeType, _WorkerServic
     and can be attached again.
     """
 
+    LoadAdapter: _WorkerServiceLoadAdapterType
+    """Reads an adapter and names it in the description from now on. ALREADY_EXISTS where another one
+    has the name, INVALID_ARGUMENT where it cannot be read or is not for this model.
+    """
+
+    UnloadAdapter: _WorkerServiceUnloadAdapterType
+    """Names an adapter no more, and forgets its weights once no sequence has it. NOT_FOUND where there
+    is none of this name.
+    """
+
 WorkerServiceAsyncStub: typing_extensions.TypeAlias = WorkerServiceStub[
     grpc.aio.UnaryUnaryMultiCallable[
         pagewire.v1.worker_pb2.DescribeRequest,
@@ -211,6 +269,14 @@ WorkerServiceAsyncStub: typing_extensions.TypeAlias = WorkerServiceStub[
     grpc.aio.StreamStreamMultiCallable[
         pagewire.v1.worker_pb2.AttachRequest,
         pagewire.v1.worker_pb2.AttachResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        pagewire.v1.worker_pb2.LoadAdapterRequest,
+        pagewire.v1.worker_pb2.LoadAdapterResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        pagewire.v1.worker_pb2.UnloadAdapterRequest,
+        pagewire.v1.worker_pb2.UnloadAdapterResponse,
     ],
 ]
 
@@ -261,6 +327,26 @@ class WorkerServiceServicer(metaclass=abc.ABCMeta):
         is not the next ends the stream with DATA_LOSS. A step_id that does not follow is ABORTED; bytes
         that do not parse or a slot out of range are INVALID_ARGUMENT. Either way the process lives on
         and can be attached again.
+        """
+
+    @abc.abstractmethod
+    def LoadAdapter(
+        self,
+        request: pagewire.v1.worker_pb2.LoadAdapterRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[pagewire.v1.worker_pb2.LoadAdapterResponse, collections.abc.Awaitable[pagewire.v1.worker_pb2.LoadAdapterResponse]]:
+        """Reads an adapter and names it in the description from now on. ALREADY_EXISTS where another one
+        has the name, INVALID_ARGUMENT where it cannot be read or is not for this model.
+        """
+
+    @abc.abstractmethod
+    def UnloadAdapter(
+        self,
+        request: pagewire.v1.worker_pb2.UnloadAdapterRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[pagewire.v1.worker_pb2.UnloadAdapterResponse, collections.abc.Awaitable[pagewire.v1.worker_pb2.UnloadAdapterResponse]]:
+        """Names an adapter no more, and forgets its weights once no sequence has it. NOT_FOUND where there
+        is none of this name.
         """
 
 def add_WorkerServiceServicer_to_server(servicer: WorkerServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

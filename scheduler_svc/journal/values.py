@@ -21,6 +21,7 @@ from pagewire.v1.journal_pb2 import JournalValues
 from scheduler_svc import core
 from scheduler_svc.journal.older import ENUM_VALUES, take_older
 from scheduler_svc.sampling import Sampling
+from wire.adapters import AdapterSource
 
 Json = Any
 _SCALARS = (bool, int, float, str)
@@ -37,7 +38,7 @@ class BadValues(ValueError):
 @cache
 def _classes() -> dict[str, type]:
     """All classes of the core, by name."""
-    found: dict[str, type] = {Sampling.__name__: Sampling}
+    found: dict[str, type] = {one.__name__: one for one in (Sampling, AdapterSource)}
     for module_info in pkgutil.walk_packages(core.__path__, f"{core.__name__}."):
         module = importlib.import_module(module_info.name)
         for value in vars(module).values():

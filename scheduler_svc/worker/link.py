@@ -13,6 +13,7 @@ from google.protobuf.message import DecodeError
 
 from pagewire.v1 import debug_pb2, debug_pb2_grpc, worker_pb2, worker_pb2_grpc
 from scheduler_svc.worker.watch import Watch, silence_patience
+from wire.adapters import AdapterSource
 from wire.deaths import PeerLoss, is_death, loss_of
 from wire.identity.peers import OpenPeer, open_plain
 from wire.patience import Patience
@@ -24,6 +25,7 @@ _ATTACH = "/pagewire.v1.WorkerService/Attach"
 _DESCRIBE_TIMEOUT_S = 2.0
 _LONGEST_DESCRIBE_S = 30.0  # of a worker that did not answer in time before
 _ATTACH_TIMEOUT_S = 10.0
+_ADAPTER_TIMEOUT_S = 300.0  # to read one from a slow disk
 _LONGEST_ATTACH_S = 60.0
 _BEATS_PER_TIMEOUT = 6  # heartbeats that may be lost or late before the timeout
 _PHASE_NAMES = {
@@ -33,6 +35,7 @@ _PHASE_NAMES = {
 
 
 Answer = worker_pb2.ModelRunnerOutput | worker_pb2.Skipped
+Prepared = worker_pb2.GrammarPrepared | worker_pb2.AdapterPrepared
 
 
 class LinkLost(Exception):
@@ -83,8 +86,8 @@ class WorkerLink:
         beats = attached.description.sends_heartbeats
         self.attached = attached
         self.watch = Watch(patience if beats else None)
-        # Receives answers about grammars, which may come at any time.
-        self.on_prepared: Callable[[worker_pb2.GrammarPrepared], None] = lambda _: None
+        # Receives answers about grammars and adapters, which may come at any time.
+        self.on_prepared: Callable[[Prepared], None] = lambda _: None
         # Receives the ends of transfers, which may come at any time, too.
         self.on_transfer_done: Callable[[worker_pb2.TransferDone], None] = lambda _: None
         # For how long a transfer that was cancelled is not answered, after so many seconds more.
@@ -111,9 +114,10 @@ class WorkerLink:
         cut = worker_pb2.Cut(first_step_id=first_step_id, last_step_id=last_step_id)
         await self._write(worker_pb2.AttachRequest(cut=cut))
 
-    async def prepare(self, preparations: worker_pb2.PrepareGrammars) -> None:
-        """Asks the worker to prepare grammars; it answers each one to `on_prepared`."""
-        await self._write(worker_pb2.AttachRequest(prepare=preparations))
+    async def prepare(self, frames: Iterable[worker_pb2.AttachRequest]) -> None:
+        """Asks the worker to prepare what sequences require; it answers each to `on_prepared`."""
+        for frame in frames:
+            await self._write(frame)
 
     async def transfer(self, frames: Iterable[worker_pb2.AttachRequest]) -> None:
         """Asks for transfers, or for their end; the worker answers each to `on_transfer_done`."""
@@ -158,6 +162,9 @@ class WorkerLink:
                 self.watch.output_came()
                 if response.HasField("grammar_prepared"):
                     self.on_prepared(response.grammar_prepared)
+                    continue
+                if response.HasField("adapter_prepared"):
+                    self.on_prepared(response.adapter_prepared)
                     continue
                 if response.HasField("transfer_done"):
                     self.on_transfer_done(response.transfer_done)
@@ -298,6 +305,22 @@ class WorkerClient:
             stream.cancel()
             raise LinkLost(f"worker {self.address} did not describe itself")
         return WorkerLink(stream, Attached(first.description, epoch), self.patience, check)
+
+    async def load_adapter(self, name: str, path: str, replaces: bool) -> AdapterSource:
+        """Has the worker read an adapter. Raises grpc.aio.AioRpcError and LinkLost."""
+        request = worker_pb2.LoadAdapterRequest(name=name, path=path, replaces=replaces)
+        answer = await self._connected().LoadAdapter(request, timeout=_ADAPTER_TIMEOUT_S)
+        return AdapterSource.from_message(answer.adapter)
+
+    async def unload_adapter(self, name: str) -> None:
+        """Has the worker name an adapter no more. Raises grpc.aio.AioRpcError and LinkLost."""
+        request = worker_pb2.UnloadAdapterRequest(name=name)
+        await self._connected().UnloadAdapter(request, timeout=_DESCRIBE_TIMEOUT_S)
+
+    def _connected(self) -> "worker_pb2_grpc.WorkerServiceAsyncStub":
+        if self._channel is None:
+            raise LinkLost(f"worker {self.address} is not connected")
+        return self._stub
 
     async def profile(
         self, request: debug_pb2.ProfileStepsRequest, timeout_s: float

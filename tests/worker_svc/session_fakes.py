@@ -42,6 +42,7 @@ class FakeGrammars:
 class FakeState:
     def __init__(self) -> None:
         self.grammars = FakeGrammars()
+        self.adapters = None
         self.num_forgotten = 0
 
     def forget_rows(self) -> None:

@@ -44,6 +44,8 @@ _ROLES_OF_METHODS: dict[str, dict[str, Role]] = {
         "SetPriority": Role.OPERATOR,
         "ResetPrefixCache": Role.OPERATOR,
         "GetStatus": Role.OPERATOR,
+        "LoadAdapter": Role.OPERATOR,
+        "UnloadAdapter": Role.OPERATOR,
     },
     "pagewire.v1.FleetService": {
         "Register": Role.PEER,
@@ -57,6 +59,8 @@ _ROLES_OF_METHODS: dict[str, dict[str, Role]] = {
         "LoadModel": Role.OPERATOR,
         "InitializeCache": Role.OPERATOR,
         "WarmUp": Role.OPERATOR,
+        "LoadAdapter": Role.OPERATOR,
+        "UnloadAdapter": Role.OPERATOR,
         "Attach": Role.PEER,
     },
     "grpc.health.v1.Health": {"Check": Role.OPEN, "List": Role.OPEN, "Watch": Role.OPEN},

@@ -1,6 +1,7 @@
 """Decoder layers on CPU: weights packed for the C kernels, two library calls per layer.
 
-A layer with experts takes a few more: what stands between its norms is computed by itself.
+A layer with experts takes a few more: what stands between its norms is computed by itself. So does
+a step with rows that have adapters: each product is a call, and what they add comes after it.
 
 Independent of requests and sampling.
 """
@@ -22,6 +23,8 @@ from kernels.cpu.library import (
     PackedLinear,
     StreamArguments,
 )
+from worker_svc.adapters.sites import LinearPart, Site
+from worker_svc.adapters.weights import StepAdapters
 from worker_svc.attention.batch import AttentionBatch, HeadLayout
 from worker_svc.attention.kv_cache import KVCache
 from worker_svc.attention.layer_kv import LayerKv
@@ -173,8 +176,11 @@ class CompiledDecoder:
         positions: Tensor,
         kv_cache: KVCache | PageCache,
         batch: AttentionBatch,
+        adapters: StepAdapters | None = None,
     ) -> Tensor:
         """Embedded tokens [T, hidden], overwritten -> normed hidden states [T, hidden]."""
+        if adapters is not None and adapters.rows:
+            return self._forward_adapted(residual, positions, kv_cache, batch, adapters)
         first, num_tokens = self._layers[0], len(residual)
         hidden = self._library.rms_norm(residual, first.input_norm, self._eps)
         added = torch.empty_like(residual)
@@ -190,18 +196,9 @@ class CompiledDecoder:
             *scratch.addresses, num_tokens,
         )  # fmt: skip
         self._library.linear(hidden, first.qkv, qkv)
-        steps = [
-            self._attention_step(cos_sin, kind, positions, kv_cache.of_layer(first), batch)
-            for (cos_sin, kind), first in zip(self._attending, self._first_of, strict=True)
-        ]
-        layers = zip(self._layers, self._blocks, self._attends_as, strict=True)
-        for index, (layer, block, place) in enumerate(layers):
-            kv = kv_cache.of_layer(index)
-            assert isinstance(kv.rows, Tensor)  # keys and values have one size
-            self._library.attend(
-                steps[place].arguments, qkv, layer.qk_norm, kv.rows, kv.scales, attended,
-                kv.key_offsets, layer.sinks,
-            )  # fmt: skip
+        steps = self._attention_steps(positions, kv_cache, batch)
+        for index, (layer, block) in enumerate(zip(self._layers, self._blocks, strict=True)):
+            self._attend(index, steps, qkv, kv_cache, attended)
             if isinstance(layer.feed, CompiledMlp):
                 self._library.decoder_block(block, stream)
                 continue
@@ -209,6 +206,71 @@ class CompiledDecoder:
             layer.feed(hidden, added)
             self._library.finish_block(block, stream)
         return hidden
+
+    def _forward_adapted(
+        self,
+        residual: Tensor,
+        positions: Tensor,
+        kv_cache: KVCache | PageCache,
+        batch: AttentionBatch,
+        adapters: StepAdapters,
+    ) -> Tensor:
+        """As `forward`, for a step with rows that have adapters: each product by itself."""
+        library, eps = self._library, self._eps
+
+        def multiply(x: Tensor, by: PackedLinear, site: Site) -> Tensor:
+            y = library.linear(x, by, x.new_empty((len(x), by.num_outputs)))
+            adapters.add(site, x, y)
+            return y
+
+        def add(x: Tensor, output_norm: Tensor | None, next_norm: Tensor) -> Tensor:
+            x = x if output_norm is None else library.rms_norm(x, output_norm, eps)
+            return library.add_rms_norm_(x, residual, next_norm, eps)
+
+        hidden = library.rms_norm(residual, self._layers[0].input_norm, eps)
+        attended = residual.new_empty((len(residual), self._layers[0].o.num_inputs))
+        steps = self._attention_steps(positions, kv_cache, batch)
+        next_norms = [*(layer.input_norm for layer in self._layers[1:]), self._final_norm]
+        for index, (layer, next_norm) in enumerate(zip(self._layers, next_norms, strict=True)):
+            qkv = multiply(hidden, layer.qkv, Site(index, LinearPart.QKV))
+            self._attend(index, steps, qkv, kv_cache, attended)
+            of_attention, of_feed = layer.output_norms
+            projected = multiply(attended, layer.o, Site(index, LinearPart.OUTPUT))
+            hidden = add(projected, of_attention, layer.post_norm)
+            if isinstance(layer.feed, CompiledMlp):
+                gate_up = multiply(hidden, layer.feed.gate_up, Site(index, LinearPart.GATE_UP))
+                is_gelu = layer.feed.activation is Activation.GELU_TANH
+                act = library.gelu_and_mul if is_gelu else library.silu_and_mul
+                fed = multiply(act(gate_up), layer.feed.down, Site(index, LinearPart.DOWN))
+            else:
+                layer.feed(hidden, fed := torch.empty_like(residual))
+            hidden = add(fed, of_feed, next_norm)
+        return hidden
+
+    def _attention_steps(
+        self, positions: Tensor, kv_cache: KVCache | PageCache, batch: AttentionBatch
+    ) -> "list[_AttentionStep]":
+        """The step, for each way in which layers attend."""
+        return [
+            self._attention_step(cos_sin, kind, positions, kv_cache.of_layer(first), batch)
+            for (cos_sin, kind), first in zip(self._attending, self._first_of, strict=True)
+        ]
+
+    def _attend(
+        self,
+        index: int,
+        steps: "list[_AttentionStep]",
+        qkv: Tensor,
+        kv_cache: KVCache | PageCache,
+        attended: Tensor,
+    ) -> None:
+        """A layer's attention, from its projection [T, (H + 2 Hkv) D] to `attended` [T, H D]."""
+        layer, kv = self._layers[index], kv_cache.of_layer(index)
+        assert isinstance(kv.rows, Tensor)  # keys and values have one size
+        self._library.attend(
+            steps[self._attends_as[index]].arguments, qkv, layer.qk_norm, kv.rows, kv.scales,
+            attended, kv.key_offsets, layer.sinks,
+        )  # fmt: skip
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Hidden states [R, hidden] -> float32 [R, vocab]."""

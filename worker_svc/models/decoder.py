@@ -9,6 +9,7 @@ vocabulary; hidden states are complete and equal on all ranks.
 import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -18,6 +19,8 @@ from kernels import fp8
 from kernels.attention_kind import AttentionKind
 from kernels.cpu import library
 from kernels.cpu.library import Library
+from worker_svc.adapters.sites import LinearPart, Site
+from worker_svc.adapters.weights import plain_product
 from worker_svc.attention.batch import AttentionBatch, HeadLayout, LastTokens, fuses
 from worker_svc.attention.kv_cache import KVCache
 from worker_svc.attention.kv_plan import KvPlan
@@ -25,6 +28,7 @@ from worker_svc.attention.layer_cache import LayerCache
 from worker_svc.attention.page_cache import PageCache
 from worker_svc.attention.torch_backend import AttentionParts, AttentionStep
 from worker_svc.models import compiled, kernel_limits
+from worker_svc.models.adapter_targets import AdaptableLayers
 from worker_svc.models.compiled import CompiledDecoder, CompiledLayer
 from worker_svc.models.cpu_weights import activation_dtype
 from worker_svc.models.embedding import Embedding, IntegerEmbedding
@@ -36,6 +40,7 @@ from worker_svc.models.layer_stack import LayerStack
 from worker_svc.models.layers import MLP, Attention, Destinations, RMSNorm, whole
 from worker_svc.models.linear import Linear
 from worker_svc.models.mlp_and_experts import MlpAndExperts
+from worker_svc.models.packed_linear import product_of
 from worker_svc.models.recurrent import RecurrentMixer, mixer_of
 from worker_svc.models.rope import rope_tables
 from worker_svc.models.sharding import Sharding
@@ -168,6 +173,8 @@ class DecoderLayer:
 class Decoder:
     """A model, or one rank's shard of it. Fill `destinations`, then call `pack` once."""
 
+    adaptable: AdaptableLayers  # from `pack` on
+
     def __init__(
         self,
         model: ModelSpec,
@@ -180,7 +187,7 @@ class Decoder:
         """`kv_dtype` is the type of the KV cache; None: that of the weights."""
         model.check_length(max_model_len)
         self.sharding = Sharding(model, group.rank, group.size)
-        self.spec = spec = self.sharding.spec  # this rank's sizes
+        spec = self.spec
         self.group = group
         self.dtype = dtype  # of weights
         self.kv_dtype = kv_dtype or dtype
@@ -217,6 +224,11 @@ class Decoder:
         self._compiled: CompiledDecoder | None = None
         # By slot, made with the slots, for a model whose sequences have any.
         self.states: SlotStates | None = None
+
+    @property
+    def spec(self) -> ModelSpec:
+        """The model with this rank's sizes."""
+        return self.sharding.spec
 
     @property
     def _activation_dtype(self) -> torch.dtype:
@@ -266,6 +278,8 @@ class Decoder:
 
     def pack(self) -> None:
         """Once, when all weights are filled."""
+        cpu_library = self._loaded_library()
+        self.adaptable = self._adaptable(cpu_library)
         self._embedding = self._embed()
         if self.group.rank > 0:
             for layer in self._layers:
@@ -273,7 +287,6 @@ class Decoder:
         for layer in self._layers:
             layer.add_norm_offsets()
         self._final_norm.add_offset()
-        cpu_library = self._loaded_library()
         if cpu_library is not None:
             self._compiled = self._compile(cpu_library)
             return
@@ -289,6 +302,27 @@ class Decoder:
             self.composed = self._compose()
         else:
             self._loop = self._looped()
+
+    def _adaptable(self, cpu_library: Library | None) -> AdaptableLayers:
+        pack, dtype = plain_product, self._activation_dtype
+        if cpu_library is not None:
+            pack, dtype = partial(product_of, cpu_library), cpu_library.dtype
+        return AdaptableLayers(self._sites(), self.destinations(), self.sharding.share, dtype, pack)
+
+    def _sites(self) -> dict[Linear, Site]:
+        """The linear layers that adapters can add to."""
+        found: dict[Linear, Site] = {}
+        for index, layer in enumerate(self._layers):
+            if isinstance(layer.mixer, Attention):
+                qkv, o = layer.mixer.linears
+                found |= {qkv: Site(index, LinearPart.QKV), o: Site(index, LinearPart.OUTPUT)}
+            if isinstance(layer.feed, MLP):
+                gate_up, down = layer.feed.linears
+                found |= {
+                    gate_up: Site(index, LinearPart.GATE_UP),
+                    down: Site(index, LinearPart.DOWN),
+                }
+        return found
 
     @property
     def stack(self) -> LayerStack | None:
@@ -390,7 +424,7 @@ class Decoder:
         residual = self._embedding(token_ids)  # [T, hidden]
         if self._compiled is not None:
             assert not isinstance(kv_cache, LayerCache)  # see `kernel_limits`
-            return self._compiled.forward(residual, positions, kv_cache, batch)
+            return self._compiled.forward(residual, positions, kv_cache, batch, self.adaptable.step)
         residual = residual.to(self._activation_dtype)
         step = AttentionStep(self._attention, batch, positions, kv_cache)
         states = None if self.states is None else StateStep(self.states, batch, positions)

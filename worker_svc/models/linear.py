@@ -3,6 +3,7 @@
 A weight is float numbers, integers or 8-bit floats, whichever its parts were filled with.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -31,6 +32,8 @@ class Linear:
         self._dtype, self._device = weight.dtype, weight.device
         self._parts: dict[int, Narrow] = {}  # first output -> outputs in fewer bits
         self._packed: Multiply | None = None
+        # Adds to y [T, N] in place what adapters make of x [T, K]; None: there are none.
+        self.adapt: Callable[[Tensor, Tensor], None] | None = None
 
     @classmethod
     def empty(
@@ -139,9 +142,10 @@ class Linear:
         self._narrow = None
 
     def __call__(self, x: Tensor) -> Tensor:
-        if self._packed is not None:
-            return self._packed(x)
-        return F.linear(x, self.weight, self.bias)
+        y = F.linear(x, self.weight, self.bias) if self._packed is None else self._packed(x)
+        if self.adapt is not None:
+            self.adapt(x, y)
+        return y
 
 
 def _joined(parts: list[Narrow]) -> Narrow:

@@ -6,7 +6,7 @@ from torch import Tensor
 from kernels.cpu.library import Library, PackedLinear, supports_groups
 from kernels.quantized.grouped import GroupedWeight
 from kernels.quantized.rounding import quantized
-from worker_svc.models.cpu_weights import ROWS_AT_ONCE
+from worker_svc.models.cpu_weights import ROWS_AT_ONCE, Multiply
 from worker_svc.models.linear import Linear
 from worker_svc.models.stored.weight_files import WeightError
 from worker_svc.quantization.online import Rounding
@@ -26,6 +26,16 @@ def packed(library: Library, linear: Linear, rounding: Rounding | None = None) -
         moved = library.pack(linear.weight, linear.bias)
     linear.drop_weight()
     return moved
+
+
+def product_of(library: Library, weight: Tensor) -> Multiply:
+    """x [T, K] -> x @ W.T by the kernels' layout of a weight [N, K], which stays as it is."""
+    moved = library.pack(weight, None)
+
+    def multiply(x: Tensor) -> Tensor:
+        return library.linear(x, moved, x.new_empty((len(x), moved.num_outputs)))
+
+    return multiply
 
 
 def _rounded(weight: Tensor, rounding: Rounding) -> GroupedWeight:

@@ -351,6 +351,7 @@ def _new_sequence(message: worker_pb2.NewSequence, name: str, limits: Limits) ->
         prompt_output_begin=message.prompt_output_begin,
         prompt_only=message.prompt_only,
         grammar_preparation=message.grammar_preparation,
+        adapter_preparation=message.adapter_preparation,
         trace=context_from_proto(message.trace) if message.HasField("trace") else None,
         state_snapshot=message.state_snapshot,
         group_block_ids=tuple(others),

@@ -150,6 +150,7 @@ class NewSequence:
     prompt_output_begin: int = 0  # first prompt position with outputs due
     prompt_only: bool = False  # no token is sampled
     grammar_preparation: int = 0  # of its grammar; 0: it was not prepared
+    adapter_preparation: int = 0  # of its adapter; 0: it has none
     trace: TraceContext | None = None  # of a request that is traced
     state_snapshot: int = 0  # of its states after the computed tokens; 0: there is none
     # The tables of the groups after group 0, one for each.

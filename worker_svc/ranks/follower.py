@@ -8,6 +8,7 @@ from pathlib import Path
 
 from pagewire.v1 import worker_pb2
 from pagewire.v1.rank_pb2 import RankOrder
+from worker_svc.adapters.orders import decode_adapter_orders
 from worker_svc.config import WorkerConfig
 from worker_svc.parallel.group import abandon
 from worker_svc.parallel.leader import Ranks
@@ -88,9 +89,15 @@ class Follower(RankServer):
 
 
 def _prepare(runner: ModelRunner, frame: bytes) -> None:
-    orders = decode_orders(frame, runner.limits)
-    if orders is None:
+    orders, adapters = decode_orders(frame, runner.limits), runner.state.adapters
+    if adapters is not None and (others := decode_adapter_orders(frame)) is not None:
+        adapters.drop(others.dropped_ids)
+        for order in others.wanted:  # rank 0 has given each a place
+            adapters.fetch(order)
+    elif orders is None:
         runner.state.grammars.drop_all()
+        if adapters is not None:
+            adapters.drop_all()
     else:
         runner.state.grammars.take_orders(orders, lambda *_: None)  # rank 0 answers
 

@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from wire.state_hash import StateHashes, block_weights, slot_hashes, table_sums
+from worker_svc.adapters.store import AdapterStore
+from worker_svc.adapters.weights import LoadedAdapter
 from worker_svc.device.transfer import upload
 from worker_svc.protocol.kv_groups import TableLayout
 from worker_svc.protocol.step import (
@@ -54,6 +56,7 @@ SLOT = np.dtype(
         ("has_grammar", "?"),
         ("prompt_only", "?"),
         ("is_refused", "?"),
+        ("has_adapter", "?"),
         ("prompt_output_begin", "i8"),
         ("prompt_output_end", "i8"),
     ]
@@ -68,6 +71,7 @@ class Occupant:
     sampling: RowSampling
     entered_s: float  # monotonic
     processors: RowProcessors
+    adapter: LoadedAdapter | None = None
 
 
 @dataclass(slots=True)
@@ -137,6 +141,7 @@ class BatchState:
     limits: Limits
     device: torch.device
     grammars: Grammars
+    adapters: AdapterStore | None = None  # None: sequences have none
     table: HostSlots = field(init=False)
     # [max_num_seqs, max_model_len + 1]: a step planned before a stop was known may still sample
     # one token past the last position.
@@ -224,6 +229,17 @@ class BatchState:
         self.table = staged.table
         self._last_slots = rows.slots
         self._saved.clear()
+        step = staged.step
+        if self.adapters is not None and (
+            step.reset or step.new_sequences or len(step.freed_slots)
+        ):
+            self._settle_adapters(self.adapters, step.new_sequences)
+
+    def _settle_adapters(self, adapters: AdapterStore, new: tuple[NewSequence, ...]) -> None:
+        """Tells which preparations are used up, and which adapters the slots have."""
+        found = (one.adapter for one in self.table.occupants if one is not None)
+        running = [adapter.source.adapter_id for adapter in found if adapter is not None]
+        adapters.settle([one.adapter_preparation for one in new], running)
 
     def rollback(self) -> None:
         """The step failed: the state is as before it, and no rows are the previous ones."""
@@ -351,8 +367,10 @@ class BatchState:
         if sampling.grammar:
             output = sequence.token_ids[sequence.num_prompt_tokens :].tolist()
             place = self.grammars.take_place(sequence.grammar_preparation, sampling.grammar, output)
+        adapter = self._adapter_of(sequence, name)
+        processors = RowProcessors.of(sampling, place)
         table.occupants[sequence.slot] = Occupant(
-            sequence.request_id, sampling, time.monotonic(), RowProcessors.of(sampling, place)
+            sequence.request_id, sampling, time.monotonic(), processors, adapter
         )
         table.columns[sequence.slot] = (
             len(sequence.token_ids),
@@ -370,11 +388,21 @@ class BatchState:
             bool(sampling.grammar),
             sequence.prompt_only,
             bool(sampling.refusal),
+            adapter is not None,
             sequence.prompt_output_begin,
             sequence.prompt_output_end,
         )
         if sequence.group_block_ids:
             table.other_blocks[:, sequence.slot] = [len(ids) for ids in sequence.group_block_ids]
+
+    def _adapter_of(self, sequence: NewSequence, name: str) -> LoadedAdapter | None:
+        """The adapter of an entering sequence; None for the model alone. Raises BadStep."""
+        if not (number := sequence.adapter_preparation):
+            return None
+        adapter = None if self.adapters is None else self.adapters.take(number)
+        if adapter is None:
+            raise BadStep(f"{name}.adapter_preparation", f"{number} is none that is ready")
+        return adapter
 
     def _check_tables(self, sequence: NewSequence, name: str) -> None:
         num_computed = sequence.num_computed_tokens

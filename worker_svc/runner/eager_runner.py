@@ -14,6 +14,7 @@ from wire.logprobs import LogprobColumns
 from worker_svc.device.step_clock import StepClock
 from worker_svc.protocol.step import StepOutput, StepTimings
 from worker_svc.runner import inputs
+from worker_svc.runner.adapter_rows import rows_of
 from worker_svc.runner.batch_state import Staged
 from worker_svc.runner.model_runner import (
     NO_CHOICE,
@@ -77,6 +78,8 @@ class EagerRunner(ModelRunner):
         sampling = self.state.sampling_rows(staged)
         if prepare_us is None:
             prepare_us = us_since(started)
+        if (adapters := self.state.adapters) is not None:
+            adapters.step.rows = rows_of(staged.table, rows, self._device)
         clock.begin()
         hidden = self._forward(model_inputs)  # [T, hidden]
         clock.mark()

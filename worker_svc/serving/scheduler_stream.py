@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 
 from wire.versions import MINOR_WITH_DRAFTS_OF_STATES, MINOR_WITH_DRAIN
+from worker_svc.adapters.orders import encode_adapter_prepared
 from worker_svc.process.failpoints import StreamFaults
 from worker_svc.protocol import codec
 from worker_svc.protocol.codec import Heartbeat, Hello
@@ -94,6 +95,11 @@ class SchedulerStream:
         """Sends what became of a preparation, from any thread."""
         if not self.is_over:
             self.outbox.put(encode_prepared(preparation_id, problem))
+
+    def adapter_prepared(self, preparation_id: int, problem: str) -> None:
+        """Sends what became of a preparation of an adapter, from any thread."""
+        if not self.is_over:
+            self.outbox.put(encode_adapter_prepared(preparation_id, problem))
 
     def transfer_done(self, transfer_id: int, end: TransferEnd) -> None:
         """Sends what became of a transfer, from any thread."""

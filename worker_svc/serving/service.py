@@ -6,6 +6,7 @@ All decisions are made in `session` and `lifecycle`.
 import logging
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -17,6 +18,7 @@ from wire.deaths import OWN_END
 from wire.grammar import LLGUIDANCE_VERSION
 from wire.sealed import BadFrame, SealCheck, Sealer
 from wire.versions import STEP_MINOR
+from worker_svc.adapters.store import Names, NameTaken
 from worker_svc.config import DTYPES
 from worker_svc.device.step_clock import DecodeTime
 from worker_svc.protocol import codec
@@ -63,6 +65,7 @@ STATUSES: tuple[tuple[type[BaseException], grpc.StatusCode], ...] = (
     (UnknownProtocol, grpc.StatusCode.FAILED_PRECONDITION),
     (Stopping, grpc.StatusCode.UNAVAILABLE),
     (CacheTooSmall, grpc.StatusCode.INVALID_ARGUMENT),
+    (NameTaken, grpc.StatusCode.ALREADY_EXISTS),
     (torch.OutOfMemoryError, grpc.StatusCode.RESOURCE_EXHAUSTED),
     (MemoryError, grpc.StatusCode.RESOURCE_EXHAUSTED),
     (OSError, grpc.StatusCode.INVALID_ARGUMENT),
@@ -126,6 +129,29 @@ class WorkerService:
         description = _answer(context, self._lifecycle.warm_up)
         return worker_pb2.WarmUpResponse(description=to_description(description))
 
+    def load_adapter(
+        self, request: worker_pb2.LoadAdapterRequest, context: grpc.ServicerContext
+    ) -> worker_pb2.LoadAdapterResponse:
+        names = _answer(context, self._names)
+        load = partial(names.load, request.name, request.path, replaces=request.replaces)
+        return worker_pb2.LoadAdapterResponse(
+            adapter=types_pb2.Adapter(**_answer(context, load).fields())
+        )
+
+    def unload_adapter(
+        self, request: worker_pb2.UnloadAdapterRequest, context: grpc.ServicerContext
+    ) -> worker_pb2.UnloadAdapterResponse:
+        if not _answer(context, self._names).unload(request.name):
+            context.abort(grpc.StatusCode.NOT_FOUND, f"no adapter is named {request.name!r}")
+        return worker_pb2.UnloadAdapterResponse()
+
+    def _names(self) -> Names:
+        """The names of adapters. Raises WrongPhase where the worker has none, or not yet."""
+        adapters = self._lifecycle.ready_runner().state.adapters
+        if adapters is None:
+            raise WrongPhase("this worker serves no adapters; --max-loras has it serve some")
+        return adapters.names
+
     def attach(self, frames: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         """Writes the frames of one stream; a separate thread reads the scheduler's frames.
 
@@ -171,7 +197,8 @@ class WorkerService:
                 check.check(frame)
                 if self._session.cut(stream, frame):  # handled now, ahead of the queued frames
                     continue
-                if self._session.prepare(stream, frame) or self._session.transfer(stream, frame):
+                handlers = self._session.prepare, self._session.adapt, self._session.transfer
+                if any(handle(stream, frame) for handle in handlers):
                     continue
                 stream.wait_for_room()
                 if stream.is_over:
@@ -194,6 +221,16 @@ def add_to_server(service: WorkerService, server: grpc.Server) -> None:
             service.describe,
             worker_pb2.DescribeRequest,
             worker_pb2.DescribeResponse,
+        ),
+        "LoadAdapter": (
+            service.load_adapter,
+            worker_pb2.LoadAdapterRequest,
+            worker_pb2.LoadAdapterResponse,
+        ),
+        "UnloadAdapter": (
+            service.unload_adapter,
+            worker_pb2.UnloadAdapterRequest,
+            worker_pb2.UnloadAdapterResponse,
         ),
         "LoadModel": (
             service.load_model,
@@ -252,6 +289,7 @@ def to_tier(tier: TierFacts) -> worker_pb2.KvTier:
 
 def to_description(description: Description) -> worker_pb2.WorkerDescription:
     """Converts a worker's description to protobuf."""
+    adapters = description.adapters
     return worker_pb2.WorkerDescription(
         model=to_model_info(description.model),
         incarnation=description.incarnation,
@@ -289,6 +327,10 @@ def to_description(description: Description) -> worker_pb2.WorkerDescription:
         protocol_minor=STEP_MINOR,
         tiers=[to_tier(tier) for tier in description.tiers],
         kv_groups=[_to_kv_group(group) for group in description.kv_groups],
+        max_adapters=0 if adapters is None else adapters.limits.max_loras,
+        adapters=[]
+        if adapters is None
+        else [types_pb2.Adapter(**one.fields()) for one in adapters.names.sources],
         rehearsed_steps=[
             timing_pb2.RehearsedStep(num_tokens=num_tokens, seconds=seconds)
             for num_tokens, seconds in description.rehearsed_s.items()

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from wire.versions import STEP_MAJOR, kv_groups_problem
+from worker_svc.adapters.orders import decode_adapter_orders
 from worker_svc.parallel.leader import Ranks
 from worker_svc.process.compute_thread import ComputeThread
 from worker_svc.process.failpoints import Failpoints
@@ -23,6 +24,7 @@ from worker_svc.protocol.preparations import GrammarOrders, decode_orders
 from worker_svc.protocol.step import BadStep, StepInput, StepOutput
 from worker_svc.protocol.transfers import CancelOrder, decode_transfer
 from worker_svc.runner.model_runner import ModelRunner, Pending, failed
+from worker_svc.serving.adapter_traffic import AdapterTraffic
 from worker_svc.serving.hold import Hold
 from worker_svc.serving.scheduler_stream import SchedulerStream, StreamProgress
 from worker_svc.serving.session_errors import (
@@ -63,6 +65,7 @@ class Session:
         self._ranks = ranks or Ranks()  # receives every call made on the runner
         self._step_limit = step_limit or StepLimit()
         self._compute = compute
+        self._adapters = AdapterTraffic(compute, self._ranks)
         self._answers = answers
         self._lock = threading.Lock()
         self._stream: SchedulerStream | None = None
@@ -117,7 +120,10 @@ class Session:
 
     def _greet(self, stream: SchedulerStream, frame: bytes) -> None:
         try:
-            self._lifecycle.ready_runner().state.grammars.drop_all()
+            state = self._lifecycle.ready_runner().state
+            state.grammars.drop_all()
+            if state.adapters is not None:
+                state.adapters.drop_all()
             self._ranks.prepare(b"")
         finally:
             self._greet_after_transfers(stream, frame)
@@ -148,6 +154,20 @@ class Session:
             return
         self._ranks.prepare(frame)
         self._lifecycle.ready_runner().state.grammars.take_orders(orders, stream.grammar_prepared)
+
+    def adapt(self, stream: SchedulerStream, frame: bytes) -> bool:
+        """Starts to prepare a frame's adapters; returns False for any other frame."""
+        try:
+            orders = decode_adapter_orders(frame)
+        except BadStep as error:
+            log.warning("epoch %d ends: %s", stream.epoch, error)
+            self.end(stream, error)
+            return True
+        if orders is not None:
+            stream.count_frame()
+            adapters = self._lifecycle.ready_runner().state.adapters
+            self._adapters.take(stream, adapters, orders)
+        return orders is not None
 
     def transfer(self, stream: SchedulerStream, frame: bytes) -> bool:
         """Starts a frame's transfer, or ends some early; returns False for any other frame."""

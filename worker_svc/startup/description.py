@@ -9,6 +9,7 @@ import torch
 
 from kernels.gemm.cublas_lt import GemmShape
 from pagewire.gguf.files import model_name, read_file
+from worker_svc.adapters.store import AdapterStore
 from worker_svc.attention.backend import AttentionTiming
 from worker_svc.models.gemm_choices import GemmChoice
 from worker_svc.models.step_model import ModelShape
@@ -70,6 +71,7 @@ class Description:
     has_states: bool = False  # a slot has states besides its blocks
     num_state_snapshots: int = 0
     kv_groups: tuple[LayerGroup, ...] = ()  # group 0 first; empty: it alone, without a window
+    adapters: AdapterStore | None = None  # None: it serves none
 
 
 def facts_of(

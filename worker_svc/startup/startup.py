@@ -38,6 +38,7 @@ from worker_svc.runner.eager_runner import EagerRunner
 from worker_svc.runner.model_runner import ModelRunner
 from worker_svc.sampling.grammars import Grammars
 from worker_svc.startup import (
+    adapters,
     draft_model,
     early_sizing,
     host_tier,
@@ -110,6 +111,7 @@ def load(
     """Reads a model's weights, or this rank's shard of them, while kernels are compiled."""
     device = device_of(group.rank, group.size, resolve_device(config.device))
     require_device(config, device.type)
+    adapters.require_adaptable(config, device.type)
     shape = implementation.shape_of(config, folder, device)
     if isinstance(shape, ModelSpec):
         return _load_natively(
@@ -302,7 +304,9 @@ def build_runner(config: WorkerConfig, model: LoadedModel, num_blocks: int) -> M
     block_bytes = group.size * _block_bytes(config, model)
     num_tier_blocks = host_tier.num_tier_blocks(config, block_bytes)
     kv_sizing.require_host_memory(config.host_blocks, block_bytes, num_tier_blocks)
-    return _runner(config, model, num_blocks, config.host_blocks, num_tier_blocks)
+    runner = _runner(config, model, num_blocks, config.host_blocks, num_tier_blocks)
+    runner.state.adapters = adapters.store_for(config, model.decoder)
+    return runner
 
 
 def describe(model: LoadedModel, runner: ModelRunner, incarnation: int) -> Description:
@@ -332,6 +336,7 @@ def describe(model: LoadedModel, runner: ModelRunner, incarnation: int) -> Descr
         num_state_snapshots=limits.num_state_snapshots,
         kv_groups=limits.kv_groups,
         draft_model=None if model.draft is None else model.draft.facts,
+        adapters=runner.state.adapters,
     )
 
 

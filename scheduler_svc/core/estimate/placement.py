@@ -2,9 +2,10 @@
 
 The rule: the group with the fewest tokens to compute before the sequence's first output. These are
 its own tokens that are not cached there, the backlog of that group, and a fixed number of tokens
-per live request, since each makes all steps longer. So a long cached prefix attracts requests to a
-group until its backlog equals the saving; then another group computes the prefix once and has it
-cached, too.
+per live request, since each makes all steps longer. A group whose worker would have to read the
+sequence's adapter costs as many tokens as may be computed meanwhile. So a long cached prefix
+attracts requests to a group until its backlog equals the saving; then another group computes the
+prefix once and has it cached, too.
 """
 
 from collections.abc import Sequence as Options
@@ -16,6 +17,7 @@ from scheduler_svc.core.request.sequence import Sequence
 from scheduler_svc.core.scheduler import Scheduler
 
 TOKENS_PER_LIVE_REQUEST = 32
+TOKENS_PER_ADAPTER = 256  # to be read first
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,23 +27,28 @@ class Option:
     num_uncached_tokens: int  # of the sequence, if placed here
     num_backlog_tokens: int  # still to be computed for other requests
     num_live: int  # requests
+    has_adapter: bool = True  # what it needs is in the worker's memory
 
     @property
     def cost(self) -> tuple[int, int]:
         """(cost, load) in tokens; equal costs go to the smallest load."""
         load = self.num_backlog_tokens + TOKENS_PER_LIVE_REQUEST * self.num_live
-        return self.num_uncached_tokens + load, load
+        num_own = self.num_uncached_tokens + TOKENS_PER_ADAPTER * (not self.has_adapter)
+        return num_own + load, load
 
 
 def option_of(scheduler: Scheduler, sequence: Sequence) -> Option:
     """The cost of a scheduler's group for a sequence that is not placed yet."""
     table, index = scheduler.internal_state.table, scheduler.internal_state.running.index
+    adapter_id = sequence.request.adapter_id
     behind = table.num_tokens[index] - table.num_computed[index] - 1  # excludes the newest
     return Option(
         num_uncached_tokens=len(sequence.token_ids) - scheduler.num_cached_tokens(sequence),
         num_backlog_tokens=scheduler.internal_state.waiting.num_tokens
         + int(np.maximum(behind, 0).sum()),
         num_live=scheduler.num_running + scheduler.num_waiting,
+        has_adapter=not adapter_id
+        or scheduler.internal_state.requirements.has_had_adapter(adapter_id),
     )
 
 

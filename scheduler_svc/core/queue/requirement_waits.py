@@ -14,6 +14,8 @@ from scheduler_svc.core.request.request import Request, TokenIds
 from scheduler_svc.core.request.requirement import Requirement, RequirementKind, Requirements
 from scheduler_svc.core.request.sequence import NOTHING_PREPARED, Sequence, Status
 
+_MOST_ADAPTERS = 32  # about as many as a worker keeps in its memory
+
 
 @dataclass(frozen=True, slots=True)
 class Preparation:
@@ -55,6 +57,8 @@ class RequirementWaits:
         self._ready: dict[int, Sequence] = {}
         self._dropped: list[int] = []
         self._last_id = 0
+        # Adapters that the worker has had, the last used last; it may have forgotten old ones.
+        self._adapters: dict[str, None] = {}
 
     def __len__(self) -> int:
         return len(self._not_asked) + len(self._asked)
@@ -81,6 +85,10 @@ class RequirementWaits:
     def awaited(self, request: Request) -> Requirements:
         """The requirements of a request that this worker prepares."""
         return tuple(one for one in request.requirements if one.kind in self._kinds)
+
+    def has_had_adapter(self, adapter_id: str) -> bool:
+        """True if the worker has prepared this adapter, as one of the last."""
+        return adapter_id in self._adapters
 
     def must_wait(self, sequence: Sequence) -> bool:
         """True if a sequence without a slot may not enter one before something is ready."""
@@ -120,6 +128,11 @@ class RequirementWaits:
         if sequence is None:
             return None
         self._ready[preparation_id] = sequence
+        if adapter_id := sequence.request.adapter_id:
+            self._adapters.pop(adapter_id, None)
+            self._adapters[adapter_id] = None
+            if len(self._adapters) > _MOST_ADAPTERS:
+                del self._adapters[next(iter(self._adapters))]
         self._asked[sequence] -= 1
         if self._asked[sequence]:
             return None
@@ -164,6 +177,7 @@ class RequirementWaits:
         """Removes all sequences."""
         self._not_asked, self._asked, self._queued = {}, {}, {}
         self._unanswered, self._ready, self._dropped = {}, {}, []
+        self._adapters = {}
 
     def worker_lost(self) -> None:
         """Everything prepared is gone: those who were asked for wait to be asked for again.

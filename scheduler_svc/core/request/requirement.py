@@ -23,3 +23,8 @@ class Requirement:
 
 GRAMMAR = Requirement(RequirementKind.GRAMMAR)
 Requirements = tuple[Requirement, ...]
+
+
+def adapter_requirement(adapter_id: str) -> Requirement:
+    """The requirement of the adapter with this id."""
+    return Requirement(RequirementKind.ADAPTER, adapter_id)

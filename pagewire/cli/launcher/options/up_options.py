@@ -37,6 +37,14 @@ def _template(text: str) -> Path | str:
     return text if text == "deepseek_v32" else Path(text)
 
 
+def _adapter(text: str) -> str:
+    """NAME=PATH with an absolute path, if it is one: the services run in another folder."""
+    name, found, path = text.partition("=")
+    if not found or text.startswith("{") or not Path(path).exists():
+        return text
+    return f"{name}={Path(path).absolute()}"
+
+
 def _word_or_folder(text: str) -> Path | str:
     """auto and none are words, all else is a path."""
     return text if text in ("auto", "none") else Path(text)
@@ -57,6 +65,17 @@ PASSED = (
         "PATTERN",
         repeats=True,
     ),
+    Passed(
+        "lora-modules",
+        "worker",
+        "LoRA adapters to serve as models; several words, or repeated",
+        "NAME=PATH",
+        _adapter,
+        repeats=True,
+    ),
+    Passed("max-loras", "worker", "adapters that the rows of a step may have", "N", int),
+    Passed("max-lora-rank", "worker", "largest rank of an adapter", "N", int),
+    Passed("max-cpu-loras", "worker", "adapters kept in host memory", "N", int),
     Passed("quantization", "worker", "fp8, int8 or int4: round plain weights at load", "NAME"),
     Passed(
         "speculative-config",
@@ -96,6 +115,7 @@ PASSED = (
     Passed("no-page", "gateway", "no page at /"),
     Passed("cors-origins", "gateway", "pages of these may call from a browser", "ORIGIN,ORIGIN"),
     Passed("strict-requests", "gateway", "refuse fields that are not known"),
+    Passed("allow-runtime-lora-updating", "gateway", "adapters may be loaded and unloaded"),
     Passed("store-responses", "gateway", "memory for stored responses", "MIB", int),
 )
 
@@ -159,7 +179,8 @@ def _add_passed(parser: argparse.ArgumentParser) -> None:
             continue
         parser.add_argument(
             f"--{option.name}",
-            action="append" if option.repeats else "store",
+            action="extend" if option.repeats else "store",
+            nargs="+" if option.repeats else None,
             type=option.kind,
             metavar=option.metavar,
             help=text,

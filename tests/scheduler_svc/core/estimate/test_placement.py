@@ -1,12 +1,16 @@
 """Placement of new sequences: near cached prefixes, unless the load is too high."""
 
-from scheduler_svc.core import Scheduler
+from dataclasses import replace
+
+from scheduler_svc.core import RequirementKind, Scheduler
 from scheduler_svc.core.estimate.placement import (
+    TOKENS_PER_ADAPTER,
     TOKENS_PER_LIVE_REQUEST,
     Option,
     option_of,
     ranking,
 )
+from scheduler_svc.core.request.requirement import adapter_requirement
 from scheduler_svc.core.request.sequence import Sequence
 from tests.scheduler_svc.core.builders import make_request, make_scheduler, plan_step, step
 
@@ -80,3 +84,23 @@ def test_different_prompts_spread_evenly() -> None:
         groups[best].add(request)
         places.append(best)
     assert places.count(0) == 10
+
+
+def test_a_group_whose_worker_has_had_the_adapter_draws_its_requests() -> None:
+    adapter = adapter_requirement("law")
+    kinds = (RequirementKind.ADAPTER,)
+    groups = [make_scheduler(prepared_kinds=kinds) for _ in range(2)]
+    probe = Sequence(make_request("a", 9, adapter_id="law", requirements=(adapter,)), 0, ())
+    assert [option_of(group, probe).has_adapter for group in groups] == [False, False]
+    groups[1].add(probe.request)
+    asked = groups[1].take_preparations()
+    assert asked is not None
+    groups[1].prepared(asked.wanted[0].preparation_id)
+    options = [option_of(group, probe) for group in groups]
+    assert [option.has_adapter for option in options] == [False, True]
+    assert ranking(options) == [1, 0]
+    far_behind = replace(options[1], num_backlog_tokens=2 * TOKENS_PER_ADAPTER)
+    assert ranking([options[0], far_behind]) == [0, 1]
+    groups[1].worker_lost()
+    assert not option_of(groups[1], probe).has_adapter
+    assert option_of(groups[0], Sequence(make_request("b", 9), 0, ())).has_adapter
