@@ -6,10 +6,11 @@ The oracle is a model of transformers with the adapter merged into its weights.
 import json
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from queue import Queue
 from typing import Any
 
 import pytest
@@ -52,6 +53,32 @@ class Crew:
         )
         assert done.model == model
         return done.choices[0].text
+
+    def stream(self, model: str, on_token: Callable[[str], object]) -> str:
+        """The text of a longer output, whose pieces are told as they come."""
+        pieces = []
+        stream = self.openai.completions.create(
+            model=model,
+            prompt=PROMPT,
+            max_tokens=200,
+            temperature=0,
+            stream=True,
+            extra_body={"ignore_eos": True},
+        )
+        for event in stream:
+            if event.choices and (text := event.choices[0].text):
+                if not pieces:
+                    on_token(text)
+                pieces.append(text)
+        return "".join(pieces)
+
+    def kill_worker(self) -> None:
+        self.product.processes["worker_svc"].kill()
+        self.product.processes["worker_svc"].wait()
+        self.product.start_worker()
+
+    def unload_cook(self) -> None:
+        assert self.post("/v1/unload_lora_adapter", {"lora_name": "cook"})[0] == 200
 
     def post(self, path: str, body: dict[str, Any]) -> tuple[int, str]:
         request = urllib.request.Request(
@@ -159,6 +186,29 @@ def test_a_bad_adapter_is_refused_by_name_and_disturbs_nothing(crew: Crew, tmp_p
     assert status == 400
     assert "lora_path: must be given" in text
     assert crew.complete("sailor") == crew.texts["sailor"]
+
+
+def test_a_worker_that_dies_in_the_middle_and_an_unload_in_the_middle_change_no_text(
+    crew: Crew,
+) -> None:
+    loaded = {"lora_name": "cook", "lora_path": str(crew.folders["cook"])}
+    assert crew.post("/v1/load_lora_adapter", loaded)[0] == 200
+    names = ["cook", "sailor", "pilot", "tiny"]
+    whole = [crew.stream(name, on_token=lambda _: None) for name in names]
+    tokens: Queue[str] = Queue()
+
+    def begun() -> None:
+        for _ in names:
+            tokens.get(timeout=patience(60))
+
+    for disturb in (crew.kill_worker, crew.unload_cook):
+        with ThreadPoolExecutor(len(names)) as pool:
+            calls = [pool.submit(crew.stream, name, tokens.put) for name in names]
+            begun()
+            disturb()
+            assert [call.result(timeout=patience(120)) for call in calls] == whole
+    with pytest.raises(Exception, match="'cook' is not served here"):
+        crew.complete("cook")
 
 
 def test_adapters_outlive_the_scheduler_and_the_worker(crew: Crew) -> None:

@@ -97,9 +97,10 @@ class HostAdapters:
             while len(self._loaded) > self._max_adapters:
                 self._loaded.popitem(last=False)
 
-    def close(self) -> None:
-        """Reads nothing more."""
-        self._readers.shutdown(wait=False, cancel_futures=True)
+    def forget(self, adapter_id: str) -> None:
+        """Gives up an adapter's memory, once no sequence has it."""
+        with self._lock:
+            self._loaded.pop(adapter_id, None)
 
 
 class Names:
@@ -124,13 +125,19 @@ class Names:
             if known is not None and known != source and not replaces:
                 raise NameTaken(f"adapter {name!r} is another one, of {known.path}")
             self._sources[name] = source
+        if known is not None and known.adapter_id != source.adapter_id:
+            self._host.forget(known.adapter_id)
         log.info("adapter %s is loaded from %s", name, path)
         return source
 
     def unload(self, name: str) -> bool:
         """Names an adapter no more; False if there is none of this name."""
         with self._lock:
-            return self._sources.pop(name, None) is not None
+            source = self._sources.pop(name, None)
+        if source is not None:
+            self._host.forget(source.adapter_id)
+            log.info("adapter %s is unloaded", name)
+        return source is not None
 
 
 class NameTaken(ValueError):

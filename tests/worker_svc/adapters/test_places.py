@@ -136,3 +136,15 @@ def test_a_name_leads_to_one_adapter() -> None:
     assert [one.path for one in names.sources] == ["y"]
     assert names.unload("a")
     assert not names.unload("a")
+
+
+def test_an_adapter_that_is_unloaded_or_replaced_takes_no_memory() -> None:
+    store = Stream().store
+    first = store.names.load("a", "x")
+    assert store.host.fetch(first).result().source == first
+    assert store.host.num_reads == 1
+    second = store.names.load("a", "y", replaces=True)
+    store.names.unload("a")
+    for one in (first, second):
+        store.host.fetch(one).result()
+    assert store.host.num_reads == 4
