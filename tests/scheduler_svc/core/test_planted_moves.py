@@ -154,18 +154,18 @@ def _drop_nothing_else_of_what_failed(monkeypatch: Monkeypatch) -> None:
 # Each with an episode that finds it.
 PLANTED = [
     (_copy_nothing, 4),
-    (_fork_in_the_step_that_computes, 4),
+    (_fork_in_the_step_that_computes, 6),
     (_fork_without_holding_what_is_shared, 4),
     (_swap_out_in_another_order, 6),
     (_forget_to_swap_in, 0),
-    (_keep_the_host_over_a_loss, 29),
+    (_keep_the_host_over_a_loss, 6),
     (_slide_too_far, 2),
-    (_hit_where_the_first_group_hits, 2),
+    (_hit_where_the_first_group_hits, 5),
     (_find_a_block_of_another_group, 7),
     (_count_the_first_group_alone, 2),
-    (_build_on_what_was_to_be_forgotten, 0),
-    (_enter_with_the_first_of_several, 18),
-    (_drop_nothing_else_of_what_failed, 0),
+    (_build_on_what_was_to_be_forgotten, 1),
+    (_enter_with_the_first_of_several, 20),
+    (_drop_nothing_else_of_what_failed, 6),
 ]
 
 

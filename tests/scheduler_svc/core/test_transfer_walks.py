@@ -221,19 +221,19 @@ def _keep_what_was_reset(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    "plant",
+    ("plant", "first"),  # the seed whose walk found it when it was planted; any finds it sometime
     [
-        _free_at_the_cancel,
-        _store_without_a_reference,
-        _believe_that_all_came,
-        _find_in_the_tier_at_once,
-        _keep_what_was_reset,
+        (_free_at_the_cancel, 7),
+        (_store_without_a_reference, 7),
+        (_believe_that_all_came, 6),
+        (_find_in_the_tier_at_once, 0),
+        (_keep_what_was_reset, 1),
     ],
 )
 def test_a_planted_fault_is_found(
-    plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+    plant: Callable[[pytest.MonkeyPatch], None], first: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plant(monkeypatch)
     with pytest.raises((AssertionError, KeyError)):
-        for seed in range(40):
+        for seed in range(first, first + 40):
             walk(seed)
