@@ -27,6 +27,7 @@ def _operations_kernel(small_ptr, whole_ptr, half_ptr, out_ptr, SIZE: tl.constex
     tl.store(out_ptr + 6 * SIZE + at, whole * True + (whole[:, None] + whole[None, :]).sum(1))
     tl.store(out_ptr + 7 * SIZE + at, 3 - whole // 2 + whole % 2)
     tl.store(out_ptr + 8 * SIZE + at, (whole > 2) + (whole > 2))  # bits: 1 + 1 is 0
+    tl.store(out_ptr + 9 * SIZE + at, half.to(tl.float32) * 0.3)  # in 32 bits
 
 
 @triton.jit
@@ -38,7 +39,7 @@ def test_types_of_results_and_the_sign_of_zero() -> None:
     small = torch.tensor([200, 100, 1, 255], dtype=torch.uint8)
     whole = torch.tensor([1, 2, 3, 2**24 + 1], dtype=torch.int32)
     half = torch.tensor([1.0, -2.0, 1000.0, 0.1], dtype=torch.float16)
-    out = torch.empty(9, 4)
+    out = torch.empty(10, 4)
     for _ in range(2):  # again, with what it keeps
         _operations_kernel[(1,)](small, whole, half, out, 4)
         assert out[0].tolist() == [144, 200, 2, 254]
@@ -50,6 +51,7 @@ def test_types_of_results_and_the_sign_of_zero() -> None:
         assert out[6].tolist() == (5 * whole.long() + whole.sum()).float().tolist()
         assert out[7].tolist() == (3 - whole // 2 + whole % 2).float().tolist()
         assert out[8].tolist() == [0, 0, 0, 0]
+        assert out[9].tolist() == (half.float() * 0.3).tolist()
 
 
 def test_a_number_that_a_type_does_not_hold_is_refused_each_time() -> None:
