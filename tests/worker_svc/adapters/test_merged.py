@@ -20,7 +20,7 @@ from transformers import (
 
 from pagewire.v1 import types_pb2
 from scheduler_svc.engine import Engine
-from scheduler_svc.speculation.options import parse_speculation
+from scheduler_svc.speculation.options import Method, SpeculationOptions
 from tests.worker_svc.adapters.peft_folders import ALL_LINEAR, MadeAdapter, continued
 from tests.worker_svc.adapters.served_adapters import adapters_of, generate_by
 from tests.worker_svc.conftest import VOCAB_SIZE, WORKER_CONFIG, Worker, serving
@@ -210,7 +210,8 @@ async def test_drafts_of_the_model_alone_change_no_token(made: Made) -> None:
     async def together(engine: Engine, stub: Any) -> list[list[int]]:
         return await made.ask_all(stub, made.repeating)
 
-    lookup = parse_speculation('{"method": "ngram", "num_speculative_tokens": 3}')
+    # By a number of rows in place of measured times, which a busy machine has others of.
+    lookup = SpeculationOptions(Method.NGRAM, prompt_lookup_min=1, disable_by_batch_size=64)
     found, engine = await under_a_scheduler(
         made.worker, together, max_num_seqs=32, speculative_config=lookup
     )
