@@ -18,6 +18,7 @@ from scheduler_svc.core import (
     ReceivedPromptOutput,
     Request,
     RequirementKind,
+    SessionHint,
     StepPlan,
     StepResult,
     TransferOrders,
@@ -110,6 +111,7 @@ def to_request(
         adapter_id="" if adapter is None else adapter.adapter_id,
         requirements=_requirements(sampling),
         num_deaths=submitted.num_deaths,
+        session=_to_hint(submitted.session) if submitted.HasField("session") else None,
     )
 
 
@@ -125,6 +127,11 @@ def _requirements(sampling: Sampling) -> Requirements:
     if sampling.adapter is None:
         return found
     return (*found, adapter_requirement(sampling.adapter.adapter_id))
+
+
+def _to_hint(told: types_pb2.SessionHint) -> SessionHint:
+    ttl_s = told.ttl_s if told.HasField("ttl_s") else None
+    return SessionHint(told.session_id, told.parent_session_id, ttl_s, told.prefix_key)
 
 
 def _split(

@@ -227,6 +227,12 @@ class Engine:
             for group in self.groups
         )
 
+    def end_session(self, session_id: str, cache_salt: str) -> None:
+        """Has each group keep nothing more for a session that its client has ended."""
+        for group in self.groups:
+            if group.core is not None:
+                group.core.end_session(session_id, cache_salt)
+
     def reset_prefix_cache(self) -> int:
         """Empties the prefix caches; returns the number of blocks forgotten."""
         num_blocks = sum(group.core.reset_prefix_cache() for group in self.groups if group.core)

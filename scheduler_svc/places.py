@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from scheduler_svc.core import Request, Scheduler, Sequence
-from scheduler_svc.core.estimate.placement import option_of, ranking
+from scheduler_svc.core.estimate.placement import option_of, preferred, ranking
 from scheduler_svc.group import WorkerGroup
 
 logger = logging.getLogger(__name__)
@@ -40,7 +40,11 @@ def _ranked(places: list[Place], sequence: Sequence) -> list[Place]:
     if len(places) == 1:
         return places
     options = [option_of(place.core, sequence) for place in places]
-    ranked = [places[index] for index in ranking(options)]
+    order, request = ranking(options), sequence.request
+    if request.session is not None and request.session.placed_by:
+        names = [place.group.address for place in places]
+        order = preferred(order, options, names, (request.cache_salt, request.session.placed_by))
+    ranked = [places[index] for index in order]
     # Members of a live fork group share a prompt that is, or will be, computed there.
     return sorted(ranked, key=lambda place: not place.core.view.has_fork_group_of(sequence.request))
 

@@ -194,6 +194,9 @@ class Sessions:
                     request_id = session.live.pop(message.abort.handle, None)
                     if request_id is not None:
                         self._engine.abort(request_id)
+                case "end_session":
+                    ended = message.end_session
+                    self._engine.end_session(ended.session_id, ended.cache_salt)
                 case "submit":
                     await self._take(session, message.submit)
 

@@ -44,6 +44,7 @@ from gateway.http.routes.info import add_info_routes
 from gateway.http.routes.tokens import add_token_routes
 from gateway.http.schema import ChatCompletionBody, CompletionBody
 from gateway.http.scoring.routes import add_scoring_routes
+from gateway.http.session_hints import add_session_routes
 from gateway.http.stored.routes import add_stored_routes
 from gateway.http.token_io.routes import add_token_io_routes
 from gateway.http.warning_header import WARNING, WarningHeader
@@ -142,6 +143,7 @@ def create_app(
     add_token_routes(app, pipeline, tokenizer)
     add_info_routes(app, pipeline, tokenizer)
     add_adapter_routes(app, extras.adapters)
+    add_session_routes(app, pipeline)
     _add_docs(app)
     add_stored_routes(app, extras.responses.store, extras.responses.background, ANSWERS)
     _add_extras(app, extras, readiness)

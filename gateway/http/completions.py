@@ -4,7 +4,6 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Coroutine
 from contextlib import aclosing
-from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -23,6 +22,7 @@ from gateway.http.events import (
 from gateway.http.headers import request_id_of, standing_of
 from gateway.http.large_answers import answered, built
 from gateway.http.schema import ChatCompletionBody, CompletionBody
+from gateway.http.session_hints import session_of
 from gateway.outputs.fan_out import complete_all, generate_all
 from gateway.pipeline.pipeline import INLINE_VALUES, Pipeline
 from gateway.request.choices import total_usage
@@ -39,10 +39,10 @@ async def answer(
     """Runs one HTTP request until its end, or until its client disconnects."""
     answer_id = request_id_of(request.headers, body.request_id, f"{form.id_prefix}-")
     extras, num_choices = body.extras, body.num_choices
-    standing = standing_of(body, request.headers)
+    standing, session = standing_of(body, request.headers), await session_of(request)
 
     def requests() -> list[GenerationRequest]:
-        return [replace(one, standing=standing) for one in body.to_requests(answer_id)]
+        return [one.of(standing, session) for one in body.to_requests(answer_id)]
 
     num_prompts = len(body.prompt) if isinstance(body, CompletionBody) else 1
     wanted = await built(pipeline, requests, num_parts=num_prompts)

@@ -22,6 +22,7 @@ UNSUPPORTED_FIELD = "unsupported_field"  # type of the validation error; its con
 HARMLESS = frozenset(
     {"metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"}
     | {"prompt_cache_options", "service_tier", "session_id", "cache_control"}
+    | {"parent_session_id", "agent_hint"}
 )
 GENERATION_HARMLESS = HARMLESS | {"guided_decoding_backend", "stream_interval"}
 CHAT_HARMLESS = GENERATION_HARMLESS | {"prediction", "verbosity", "store"}

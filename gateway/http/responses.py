@@ -4,7 +4,7 @@ import json
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from fastapi import Request
@@ -21,6 +21,7 @@ from gateway.http.headers import given_id_of, standing_of
 from gateway.http.response_body import ResponseBody, TextOptions
 from gateway.http.response_items import COMPLETED, IN_PROGRESS, INCOMPLETE, Items
 from gateway.http.response_tools.bodies import called_tools, is_left_out
+from gateway.http.session_hints import session_of
 from gateway.http.stored.background import BackgroundResponses
 from gateway.http.stored.kept import Kept, kept_for, owner
 from gateway.http.stored.recent import RecentItems
@@ -56,7 +57,8 @@ async def respond(
     request_id = given_id or kept.response_id
     about(request_id)
     standing = standing_of(body, request.headers)
-    wanted = replace(body.to_request(request_id, kept.earlier), standing=standing)
+    session = kept.named(await session_of(request))
+    wanted = body.to_request(request_id, kept.earlier).of(standing, session)
     model = pipeline.resolve_model(body.model).name
     head = _head(kept.response_id, model, body, pipeline.sampling_defaults)
     for name, value in head.items():  # what is repeated must be text

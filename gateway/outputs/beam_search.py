@@ -101,6 +101,8 @@ class _Run:
             raise unsupported(request.beams.names.num_beams, "cannot go with a grammar")
         if submission.reuse.skip_prefix_cache:  # its own rounds share what no other may find
             submission = replace(submission, reuse=PrefixReuse(uuid.uuid4().hex))
+        # Its rounds are no turns of a session.
+        submission = replace(submission, reuse=replace(submission.reuse, session=None))
         self._pipeline = pipeline
         self._request = request
         self._submission = submission

@@ -11,6 +11,7 @@ from gateway.chat.parts import Content, Part, Reply, reply_of
 from gateway.errors import limits
 from gateway.errors.request_errors import invalid
 from gateway.request.beam_options import BeamOptions
+from gateway.request.client_session import ClientSession
 from gateway.structure.calls import AnyStructure
 from gateway.structure.thinking import ThoughtFirst
 from gateway.text.logprobs import OutputTokenLogprobs, num_values
@@ -165,6 +166,7 @@ class PrefixReuse:
     cache_salt: str = ""  # shared only within one salt
     skip_prefix_cache: bool = False  # shared with none
     fork_group: str = ""  # shared within a group, all of one prompt
+    session: ClientSession | None = None  # None: its client says nothing of one
 
     def __post_init__(self) -> None:
         limits.check_bytes("cache_salt", self.cache_salt, limits.MAX_CACHE_SALT_BYTES)
@@ -238,6 +240,10 @@ class GenerationRequest:
         if standing.timeout_s is not None:
             standing = replace(standing, timeout_s=standing.timeout_s - waited_s)
         return replace(self, standing=standing, is_accepted=True)
+
+    def of(self, standing: Standing, session: ClientSession | None) -> "GenerationRequest":
+        """The same, of this caller and session."""
+        return replace(self, standing=standing, reuse=replace(self.reuse, session=session))
 
     def check(self, vocab_size: int) -> None:
         """Raises RequestError naming the first field that is out of range."""

@@ -21,6 +21,7 @@ from gateway.request.generation import (
     WholeOutput,
 )
 from gateway.scheduler.live_request import Submission
+from gateway.scheduler.session_convert import session_from_proto, session_to_proto
 from gateway.structure import json_schema, tags
 from gateway.structure.structure import (
     ANY_OBJECT,
@@ -135,6 +136,7 @@ def submit_to_proto(
         num_deaths=wanted.num_deaths,
         trace=None if standing.trace is None else _trace_to_proto(standing.trace),
         adapter=None if wanted.adapter is None else types_pb2.Adapter(**wanted.adapter.fields()),
+        session=None if reuse.session is None else session_to_proto(reuse.session),
     )
     return scheduler_pb2.SessionRequest(submit=submit)
 
@@ -270,7 +272,11 @@ def request_from_proto(
         standing=standing,
         model=options.model or None,
         bad_words=tuple(options.bad_words),
-        reuse=PrefixReuse(options.cache_salt, options.skip_prefix_cache),
+        reuse=PrefixReuse(
+            options.cache_salt,
+            options.skip_prefix_cache,
+            session=session_from_proto(options.session) if options.HasField("session") else None,
+        ),
         structure=structure_from_proto(options),
         resume_token_ids=tuple(options.resume_token_ids),
         num_deaths=options.num_deaths,

@@ -32,6 +32,7 @@ from gateway.scheduler.convert import (
 )
 from gateway.scheduler.handover import Handover
 from gateway.scheduler.live_request import LiveRequest, Submission
+from gateway.scheduler.session_convert import end_session_to_proto
 from gateway.scheduler.silence import StreamSilence
 from gateway.scheduler.submitted import note_submitted
 from gateway.scheduler.wakes import WakePace, WakeQueue
@@ -143,6 +144,11 @@ class SchedulerLink:
         """Removes a request; aborts it if it still runs."""
         if self._live.pop(live.handle, None) is not None and self._outbox is not None:
             self._outbox.put_nowait(abort_to_proto(live.handle))
+
+    def end_session(self, session_id: str, cache_salt: str) -> None:
+        """Tells the scheduler, if there is one, that a client's session has ended."""
+        if self._outbox is not None:
+            self._outbox.put_nowait(end_session_to_proto(session_id, cache_salt))
 
     def end_all(self, error: RequestError) -> None:
         """Ends all requests with an error, and refuses new ones with it."""

@@ -45,7 +45,7 @@ class TokenIds(_message.Message):
     def __init__(self, ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class GenerationOptions(_message.Message):
-    __slots__ = ("model", "request_id", "sampling", "stop", "include_stop_str_in_output", "skip_special_tokens", "bad_words", "n", "priority", "tenant", "cache_salt", "skip_prefix_cache", "structured_output", "resume_token_ids", "num_deaths", "resume_outputs", "idempotency_key", "beam_search")
+    __slots__ = ("model", "request_id", "sampling", "stop", "include_stop_str_in_output", "skip_special_tokens", "bad_words", "n", "priority", "tenant", "cache_salt", "skip_prefix_cache", "structured_output", "resume_token_ids", "num_deaths", "resume_outputs", "idempotency_key", "beam_search", "session")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
@@ -64,6 +64,7 @@ class GenerationOptions(_message.Message):
     RESUME_OUTPUTS_FIELD_NUMBER: _ClassVar[int]
     IDEMPOTENCY_KEY_FIELD_NUMBER: _ClassVar[int]
     BEAM_SEARCH_FIELD_NUMBER: _ClassVar[int]
+    SESSION_FIELD_NUMBER: _ClassVar[int]
     model: str
     request_id: str
     sampling: _types_pb2.SamplingParams
@@ -82,7 +83,8 @@ class GenerationOptions(_message.Message):
     resume_outputs: _containers.RepeatedCompositeFieldContainer[ResumedOutput]
     idempotency_key: str
     beam_search: BeamSearch
-    def __init__(self, model: _Optional[str] = ..., request_id: _Optional[str] = ..., sampling: _Optional[_Union[_types_pb2.SamplingParams, _Mapping]] = ..., stop: _Optional[_Iterable[str]] = ..., include_stop_str_in_output: bool = ..., skip_special_tokens: bool = ..., bad_words: _Optional[_Iterable[str]] = ..., n: _Optional[int] = ..., priority: _Optional[int] = ..., tenant: _Optional[str] = ..., cache_salt: _Optional[str] = ..., skip_prefix_cache: bool = ..., structured_output: _Optional[_Union[StructuredOutput, _Mapping]] = ..., resume_token_ids: _Optional[_Iterable[int]] = ..., num_deaths: _Optional[int] = ..., resume_outputs: _Optional[_Iterable[_Union[ResumedOutput, _Mapping]]] = ..., idempotency_key: _Optional[str] = ..., beam_search: _Optional[_Union[BeamSearch, _Mapping]] = ...) -> None: ...
+    session: _types_pb2.SessionHint
+    def __init__(self, model: _Optional[str] = ..., request_id: _Optional[str] = ..., sampling: _Optional[_Union[_types_pb2.SamplingParams, _Mapping]] = ..., stop: _Optional[_Iterable[str]] = ..., include_stop_str_in_output: bool = ..., skip_special_tokens: bool = ..., bad_words: _Optional[_Iterable[str]] = ..., n: _Optional[int] = ..., priority: _Optional[int] = ..., tenant: _Optional[str] = ..., cache_salt: _Optional[str] = ..., skip_prefix_cache: bool = ..., structured_output: _Optional[_Union[StructuredOutput, _Mapping]] = ..., resume_token_ids: _Optional[_Iterable[int]] = ..., num_deaths: _Optional[int] = ..., resume_outputs: _Optional[_Iterable[_Union[ResumedOutput, _Mapping]]] = ..., idempotency_key: _Optional[str] = ..., beam_search: _Optional[_Union[BeamSearch, _Mapping]] = ..., session: _Optional[_Union[_types_pb2.SessionHint, _Mapping]] = ...) -> None: ...
 
 class BeamSearch(_message.Message):
     __slots__ = ("num_beams", "length_penalty", "early_stopping")

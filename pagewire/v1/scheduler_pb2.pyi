@@ -34,18 +34,20 @@ class SchedulerServiceUnloadAdapterResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class SessionRequest(_message.Message):
-    __slots__ = ("submit", "abort", "hello", "sequence", "checksum")
+    __slots__ = ("submit", "abort", "hello", "end_session", "sequence", "checksum")
     SUBMIT_FIELD_NUMBER: _ClassVar[int]
     ABORT_FIELD_NUMBER: _ClassVar[int]
     HELLO_FIELD_NUMBER: _ClassVar[int]
+    END_SESSION_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     CHECKSUM_FIELD_NUMBER: _ClassVar[int]
     submit: Submit
     abort: AbortHandle
     hello: SessionHello
+    end_session: EndSession
     sequence: int
     checksum: int
-    def __init__(self, submit: _Optional[_Union[Submit, _Mapping]] = ..., abort: _Optional[_Union[AbortHandle, _Mapping]] = ..., hello: _Optional[_Union[SessionHello, _Mapping]] = ..., sequence: _Optional[int] = ..., checksum: _Optional[int] = ...) -> None: ...
+    def __init__(self, submit: _Optional[_Union[Submit, _Mapping]] = ..., abort: _Optional[_Union[AbortHandle, _Mapping]] = ..., hello: _Optional[_Union[SessionHello, _Mapping]] = ..., end_session: _Optional[_Union[EndSession, _Mapping]] = ..., sequence: _Optional[int] = ..., checksum: _Optional[int] = ...) -> None: ...
 
 class SessionHello(_message.Message):
     __slots__ = ("gateway",)
@@ -59,8 +61,16 @@ class SessionGreeting(_message.Message):
     instance: int
     def __init__(self, instance: _Optional[int] = ...) -> None: ...
 
+class EndSession(_message.Message):
+    __slots__ = ("session_id", "cache_salt")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    cache_salt: str
+    def __init__(self, session_id: _Optional[str] = ..., cache_salt: _Optional[str] = ...) -> None: ...
+
 class Submit(_message.Message):
-    __slots__ = ("handle", "request_id", "prompt_token_ids", "sampling", "tenant", "priority", "timeout_s", "cache_salt", "skip_prefix_cache", "fork_group", "resumed_by_client", "pooling", "num_prompt_tokens", "num_deaths", "trace", "adapter")
+    __slots__ = ("handle", "request_id", "prompt_token_ids", "sampling", "tenant", "priority", "timeout_s", "cache_salt", "skip_prefix_cache", "fork_group", "resumed_by_client", "pooling", "num_prompt_tokens", "num_deaths", "trace", "adapter", "session")
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -77,6 +87,7 @@ class Submit(_message.Message):
     NUM_DEATHS_FIELD_NUMBER: _ClassVar[int]
     TRACE_FIELD_NUMBER: _ClassVar[int]
     ADAPTER_FIELD_NUMBER: _ClassVar[int]
+    SESSION_FIELD_NUMBER: _ClassVar[int]
     handle: int
     request_id: str
     prompt_token_ids: bytes
@@ -93,7 +104,8 @@ class Submit(_message.Message):
     num_deaths: int
     trace: _types_pb2.TraceContext
     adapter: _types_pb2.Adapter
-    def __init__(self, handle: _Optional[int] = ..., request_id: _Optional[str] = ..., prompt_token_ids: _Optional[bytes] = ..., sampling: _Optional[_Union[_types_pb2.SamplingParams, _Mapping]] = ..., tenant: _Optional[str] = ..., priority: _Optional[int] = ..., timeout_s: _Optional[float] = ..., cache_salt: _Optional[str] = ..., skip_prefix_cache: bool = ..., fork_group: _Optional[str] = ..., resumed_by_client: bool = ..., pooling: _Optional[_Union[_types_pb2.Pooling, str]] = ..., num_prompt_tokens: _Optional[int] = ..., num_deaths: _Optional[int] = ..., trace: _Optional[_Union[_types_pb2.TraceContext, _Mapping]] = ..., adapter: _Optional[_Union[_types_pb2.Adapter, _Mapping]] = ...) -> None: ...
+    session: _types_pb2.SessionHint
+    def __init__(self, handle: _Optional[int] = ..., request_id: _Optional[str] = ..., prompt_token_ids: _Optional[bytes] = ..., sampling: _Optional[_Union[_types_pb2.SamplingParams, _Mapping]] = ..., tenant: _Optional[str] = ..., priority: _Optional[int] = ..., timeout_s: _Optional[float] = ..., cache_salt: _Optional[str] = ..., skip_prefix_cache: bool = ..., fork_group: _Optional[str] = ..., resumed_by_client: bool = ..., pooling: _Optional[_Union[_types_pb2.Pooling, str]] = ..., num_prompt_tokens: _Optional[int] = ..., num_deaths: _Optional[int] = ..., trace: _Optional[_Union[_types_pb2.TraceContext, _Mapping]] = ..., adapter: _Optional[_Union[_types_pb2.Adapter, _Mapping]] = ..., session: _Optional[_Union[_types_pb2.SessionHint, _Mapping]] = ...) -> None: ...
 
 class AbortHandle(_message.Message):
     __slots__ = ("handle",)
@@ -154,7 +166,7 @@ class Finished(_message.Message):
     def __init__(self, handle: _Optional[int] = ..., reason: _Optional[_Union[_types_pb2.FinishReason, str]] = ..., stop_token_id: _Optional[int] = ..., usage: _Optional[_Union[_types_pb2.Usage, _Mapping]] = ..., status_code: _Optional[int] = ..., message: _Optional[str] = ..., retry_after_s: _Optional[float] = ...) -> None: ...
 
 class SchedulerServiceGenerateRequest(_message.Message):
-    __slots__ = ("request_id", "prompt_token_ids", "sampling", "tenant", "priority", "cache_salt", "skip_prefix_cache", "fork_group", "pooling", "num_prompt_tokens", "num_deaths", "adapter")
+    __slots__ = ("request_id", "prompt_token_ids", "sampling", "tenant", "priority", "cache_salt", "skip_prefix_cache", "fork_group", "pooling", "num_prompt_tokens", "num_deaths", "adapter", "session")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
@@ -167,6 +179,7 @@ class SchedulerServiceGenerateRequest(_message.Message):
     NUM_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_DEATHS_FIELD_NUMBER: _ClassVar[int]
     ADAPTER_FIELD_NUMBER: _ClassVar[int]
+    SESSION_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     prompt_token_ids: _containers.RepeatedScalarFieldContainer[int]
     sampling: _types_pb2.SamplingParams
@@ -179,7 +192,8 @@ class SchedulerServiceGenerateRequest(_message.Message):
     num_prompt_tokens: int
     num_deaths: int
     adapter: _types_pb2.Adapter
-    def __init__(self, request_id: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_types_pb2.SamplingParams, _Mapping]] = ..., tenant: _Optional[str] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[str] = ..., skip_prefix_cache: bool = ..., fork_group: _Optional[str] = ..., pooling: _Optional[_Union[_types_pb2.Pooling, str]] = ..., num_prompt_tokens: _Optional[int] = ..., num_deaths: _Optional[int] = ..., adapter: _Optional[_Union[_types_pb2.Adapter, _Mapping]] = ...) -> None: ...
+    session: _types_pb2.SessionHint
+    def __init__(self, request_id: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_types_pb2.SamplingParams, _Mapping]] = ..., tenant: _Optional[str] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[str] = ..., skip_prefix_cache: bool = ..., fork_group: _Optional[str] = ..., pooling: _Optional[_Union[_types_pb2.Pooling, str]] = ..., num_prompt_tokens: _Optional[int] = ..., num_deaths: _Optional[int] = ..., adapter: _Optional[_Union[_types_pb2.Adapter, _Mapping]] = ..., session: _Optional[_Union[_types_pb2.SessionHint, _Mapping]] = ...) -> None: ...
 
 class SchedulerServiceGenerateResponse(_message.Message):
     __slots__ = ("request_id", "token_ids", "finish_reason", "stop_token_id", "usage", "logprobs", "prompt_logprobs", "hidden")

@@ -182,3 +182,15 @@ class Adapter(_message.Message):
     path: str
     adapter_id: str
     def __init__(self, name: _Optional[str] = ..., path: _Optional[str] = ..., adapter_id: _Optional[str] = ...) -> None: ...
+
+class SessionHint(_message.Message):
+    __slots__ = ("session_id", "parent_session_id", "ttl_s", "prefix_key")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    PARENT_SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    TTL_S_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_KEY_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    parent_session_id: str
+    ttl_s: float
+    prefix_key: str
+    def __init__(self, session_id: _Optional[str] = ..., parent_session_id: _Optional[str] = ..., ttl_s: _Optional[float] = ..., prefix_key: _Optional[str] = ...) -> None: ...

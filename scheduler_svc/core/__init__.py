@@ -14,6 +14,7 @@ from scheduler_svc.core.request.kv_groups import KvGroup
 from scheduler_svc.core.request.request import FinishReason, RefusalKind, Refused, Request
 from scheduler_svc.core.request.requirement import GRAMMAR, Requirement, RequirementKind
 from scheduler_svc.core.request.sequence import Sequence, Status
+from scheduler_svc.core.request.session_hint import SessionHint
 from scheduler_svc.core.request.timeline import Phase, Timeline
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.step.grants import Cut
@@ -62,6 +63,7 @@ __all__ = [
     "Scheduler",
     "SchedulerConfig",
     "Sequence",
+    "SessionHint",
     "Status",
     "StepOutputs",
     "StepPlan",

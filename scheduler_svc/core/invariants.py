@@ -117,12 +117,13 @@ def _check_sessions(pool: SessionPool, waiting: set[int]) -> None:
         for block_id in pool._list(end):
             assert pool._branch_of[block_id] == name, "a free block is in another branch's list"
             free[name] += 1
+    entries = (*pool._ages.idle, *pool._ages.pinned, *pool._ages.stale)
     for name, branch in branches.items():
         assert (branch.num_blocks, branch.num_free) == (owned[name], free[name])
         expecting = sum(name in e.branches for e in pool._expecting.values())
         assert branch.num_expecting == expecting
         assert branch.num_blocks or branch.is_running or expecting, "an empty branch is left"
-        is_listed = any(entry[1] == name for entry in (*pool._idle, *pool._stale))
+        is_listed = any(entry[1] == name for entry in entries)
         assert is_listed or not free[name] or expecting, "a branch is never handed out"
     assert set(owned) - {0} <= set(branches)
     assert pool.num_kept == sum(b.num_free for b in branches.values() if b.is_kept)

@@ -84,6 +84,9 @@ class Scheduler:
 
     @now_s.setter
     def now_s(self, now_s: float) -> None:
+        self._set_now_s(now_s)
+
+    def _set_now_s(self, now_s: float) -> None:
         state = self.internal_state
         state.now_s = max(state.now_s, now_s)
         if state.sessions is not None:
@@ -203,6 +206,11 @@ class Scheduler:
     def reset_prefix_cache(self) -> int:
         """Empties the prefix cache; running sequences continue. Returns how many blocks it held."""
         return self.internal_state.forget_prefixes()
+
+    def end_session(self, session_id: str, cache_salt: str = "") -> None:
+        """Keeps nothing more for a session that its client has ended; others are ignored."""
+        if (sessions := self.internal_state.sessions) is not None:
+            sessions.end((cache_salt, session_id))
 
     def follow_caches(self) -> None:
         """Has changes of the prefix caches noted from now on; no plan depends on it."""

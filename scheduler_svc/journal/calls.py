@@ -41,6 +41,7 @@ EVENTS = frozenset(
         "migrate_waiting",
         "reopen",
         "cut",
+        "end_session",
         "expire",
         "fail",
         "give_up",
@@ -180,10 +181,7 @@ class TappedScheduler(Scheduler):
 
     @now_s.setter
     def now_s(self, now_s: float) -> None:
-        self._tell("now_s", self._set_now_s, now_s)
-
-    def _set_now_s(self, now_s: float) -> None:
-        self.internal_state.now_s = max(self.internal_state.now_s, now_s)
+        self._tell("now_s", super()._set_now_s, now_s)
 
     def add(self, request: Request) -> Sequence:
         return self._tell("add", super().add, request)
@@ -199,6 +197,9 @@ class TappedScheduler(Scheduler):
 
     def reset_prefix_cache(self) -> int:
         return self._tell("reset_prefix_cache", super().reset_prefix_cache)
+
+    def end_session(self, session_id: str, cache_salt: str = "") -> None:
+        self._tell("end_session", super().end_session, session_id, cache_salt)
 
     def expire(self, now_s: float) -> list[Finished]:
         return self._tell("expire", super().expire, now_s)

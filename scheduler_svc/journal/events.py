@@ -133,6 +133,8 @@ def masked(call: Call, mask: Mask) -> Iterator[Call]:
             yield Call(call.name, (mask.request(request), *more), None, call.refused)
         case Call("migrate_in", (Sequence() as sequence,)):
             yield Call("migrate_in", (mask.sequence(sequence),))
+        case Call("end_session", (session_id, cache_salt)):
+            yield Call("end_session", (mask.name(session_id), mask.name(cache_salt)))
         case Call("schedule", (limit, drafts), answer):
             drafts = mask.drafts(drafts)
             planned = answer if answer is None else mask.plan(answer)

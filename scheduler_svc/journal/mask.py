@@ -24,6 +24,7 @@ from scheduler_svc.core import (
     Requirement,
     SchedulerConfig,
     Sequence,
+    SessionHint,
     StepOutputs,
     StepPlan,
     StepResult,
@@ -61,20 +62,32 @@ class Mask:
         return replace(config, eos_token_ids=())
 
     def request(self, request: Request) -> Request:
-        """The request with replaced prompt, salt and pictures, and without token lists."""
-        salt, output = request.cache_salt.encode(), request.output_token_ids
+        """The request with replaced prompt, names and pictures, and without token lists."""
+        output = request.output_token_ids
         if output is not None:  # a replacement depends on all tokens before it
             num_prompt = len(request.prompt_token_ids)
             output = self.tokens(np.concatenate((request.prompt_token_ids, output)))[num_prompt:]
-        if salt:
-            salt = blake2b(salt, key=self._key, digest_size=8).hexdigest().encode()
         return replace(
             _without_tokens(request),
             prompt_token_ids=self.tokens(request.prompt_token_ids),
             output_token_ids=output,
-            cache_salt=salt.decode(),
+            cache_salt=self.name(request.cache_salt),
+            session=None if request.session is None else self._session(request.session),
             extras=tuple(self._extra(extra) for extra in request.extras),
             requirements=tuple(self._requirement(one) for one in request.requirements),
+        )
+
+    def name(self, name: str) -> str:
+        """Another name that tells equal ones apart from others, and no more; none for none."""
+        hidden = blake2b(name.encode(), key=self._key, digest_size=8).hexdigest()
+        return hidden if name else ""
+
+    def _session(self, hint: SessionHint) -> SessionHint:
+        return replace(
+            hint,
+            session_id=self.name(hint.session_id),
+            parent_id=self.name(hint.parent_id),
+            prefix_key=self.name(hint.prefix_key),
         )
 
     def _extra(self, extra: Extra) -> Extra:
@@ -84,8 +97,7 @@ class Mask:
 
     def _requirement(self, one: Requirement) -> Requirement:
         """The requirement under a key that tells equal ones apart from others, and no more."""
-        hidden = blake2b(one.key.encode(), key=self._key, digest_size=8).hexdigest()
-        return replace(one, key=hidden) if one.key else one
+        return replace(one, key=self.name(one.key))
 
     def sequence(self, sequence: Sequence) -> Sequence:
         """Replaces the tokens of a migrated sequence; changes the copy given."""

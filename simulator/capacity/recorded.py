@@ -94,6 +94,7 @@ def _arrival(sequence: Sequence, core: Scheduler) -> Arrival:
             cache_salt=request.cache_salt,
             skip_prefix_cache=request.skip_prefix_cache,
             takes_drafts=request.takes_drafts,
+            session=request.session,
         ),
     )
 

@@ -156,6 +156,7 @@ class VirtualServer:
             cache_salt="" if recorded is None else recorded.cache_salt,
             skip_prefix_cache=recorded is not None and recorded.skip_prefix_cache,
             skip_speculation=recorded is not None and not recorded.takes_drafts,
+            session=None if recorded is None else recorded.session,
         )
         try:
             self._core.add(request)

@@ -18,6 +18,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from scheduler_svc.core import SessionHint
+
 
 class BadTrace(ValueError):
     """Raised when a trace cannot be used; the message names the line and the field."""
@@ -46,6 +48,10 @@ class KnownTokens(Protocol):
     def takes_drafts(self) -> bool:
         """True if tokens may be drafted for it."""
 
+    @property
+    def session(self) -> SessionHint | None:
+        """The hint of its client about its session."""
+
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
@@ -56,6 +62,7 @@ class Recorded:
     cache_salt: str = ""
     skip_prefix_cache: bool = False
     takes_drafts: bool = True
+    session: SessionHint | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,13 +15,14 @@ from scheduler_svc.core import SchedulerConfig
 from scheduler_svc.core.estimate.step_time import StepTime
 from simulator.capacity.step_times import parse_step_time
 from simulator.sessions import offline
-from simulator.sessions.served import serve
+from simulator.sessions.served import ToldHints, serve
 from simulator.sessions.spec import PRESETS, SessionSpec, read_spec
 from simulator.sessions.trace import SessionTrace, draw
 
 # Of an 8B model on an H200: a step of decode, and 2,048 tokens of a prompt in 39 ms.
 _STEP_TIME = StepTime(0.006, 1.9e-5, 0.0)
 _POOLS = (1.0, 2.0, 4.0, 8.0)
+HINTS = ("names", "ends")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +69,19 @@ def add_session_options(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         metavar="X",
         help="pools to try: the blocks that live sessions need over those there are (1 2 4 8)",
+    )
+    add(
+        "--hints",
+        nargs="+",
+        choices=HINTS,
+        help="what clients say of each turn: the names of its session and of the one that awaits "
+        "it, and which turn is the last one",
+    )
+    add(
+        "--hint-ttl-s",
+        type=_positive,
+        metavar="SECONDS",
+        help="clients say, too, that the next turn comes within so long",
     )
 
 
@@ -126,11 +140,13 @@ def _results(
 ) -> Iterator[PoolResult]:
     need, ideal = totals.num_needed_blocks, totals.num_ideal_tokens
     pools = options.need_over_pool or _POOLS
+    hints = ToldHints(**dict.fromkeys(options.hints or (), True), ttl_s=options.hint_ttl_s)
     if options.num_blocks is not None:
         pools = [need / max(options.num_blocks - 1, 1)]
     for ratio in pools:
         num_blocks = max(round(need / ratio), 1)
-        served = serve(trace, replace(config, num_blocks=num_blocks + 1), step_time, lookahead)
+        sized = replace(config, num_blocks=num_blocks + 1)
+        served = serve(trace, sized, step_time, lookahead, hints)
         lru, optimum = (
             offline.replay(trace, config.block_size, num_blocks, evict).num_computed_tokens
             for evict in (offline.Evict.OLDEST, offline.Evict.FARTHEST)

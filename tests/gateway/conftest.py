@@ -92,6 +92,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
     submits: list[Any] = field(default_factory=list)
     outboxes: list[asyncio.Queue[Any]] = field(default_factory=list)
     aborted: list[int] = field(default_factory=list)
+    ended_sessions: list[Any] = field(default_factory=list)
 
     async def GetStatus(self, request: Any, context: Any) -> scheduler_pb2.GetStatusResponse:
         return scheduler_pb2.GetStatusResponse(
@@ -122,6 +123,9 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
                     continue
                 case "abort":
                     self.aborted.append(request.abort.handle)
+                    continue
+                case "end_session":
+                    self.ended_sessions.append(request.end_session)
                     continue
                 case None:
                     continue

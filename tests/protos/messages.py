@@ -228,6 +228,19 @@ SESSIONS: dict[str, Message] = {
             skip_prefix_cache=True,
         )
     ),
+    "submit a turn of a session": scheduler_pb2.SessionRequest(
+        submit=scheduler_pb2.Submit(
+            handle=8,
+            request_id="acme/r-2",
+            prompt_token_ids=pack([1, 4093, 198]),
+            session=types_pb2.SessionHint(
+                session_id="a", parent_session_id="b", ttl_s=300.0, prefix_key="k"
+            ),
+        )
+    ),
+    "end a session": scheduler_pb2.SessionRequest(
+        end_session=scheduler_pb2.EndSession(session_id="a", cache_salt="s")
+    ),
     "a request is admitted": scheduler_pb2.SessionResponse(
         admitted=[scheduler_pb2.Admitted(handle=7, cached_tokens=64)]
     ),

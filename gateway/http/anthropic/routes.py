@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -19,6 +19,7 @@ from gateway.http.anthropic.thinking import Thinker
 from gateway.http.completions import streamed, unless_disconnected
 from gateway.http.event_stream import Waiting
 from gateway.http.headers import request_id_of, standing_of
+from gateway.http.session_hints import session_of
 from gateway.pipeline.pipeline import Pipeline
 from gateway.request.generation import GenerationRequest, OutputDelta, ServedModel, parts_of
 from gateway.tokens.tokenizer import Tokenizer
@@ -113,7 +114,8 @@ async def _answer(body: MessagesBody, request: Request, routes: MessageRoutes) -
     turns = shown.turns
     answer = MessageAnswer(message_id, model.name, body.max_tokens, shown.applied_edits)
     with own_names(turns):
-        wanted = replace(body.to_request(message_id, turns, routes.thinker), standing=standing)
+        wanted = body.to_request(message_id, turns, routes.thinker)
+        wanted = wanted.of(standing, await session_of(request))
     headers = {OWN_REQUEST_ID: message_id}
     if body.stream:
         stream = await streamed(request, _events(pipeline, wanted, answer, turns), WAITING)

@@ -19,6 +19,7 @@ from gateway.http.completions import streamed, unless_disconnected
 from gateway.http.embeddings import check_size
 from gateway.http.event_stream import COMMENT, Waiting
 from gateway.http.headers import request_id_of, standing_of
+from gateway.http.session_hints import session_of
 from gateway.outputs.fan_out import embed_all
 from gateway.pipeline.pipeline import Pipeline
 from gateway.request.generation import GenerationRequest, parts_of
@@ -74,7 +75,7 @@ async def _chat(
     standing = standing_of(NamedCaller(body.priority, None), request.headers)
     pipeline.resolve_model(body.model)
     with own_names():
-        wanted = replace(body.to_request(answer_id, thinker), standing=standing)
+        wanted = body.to_request(answer_id, thinker).of(standing, await session_of(request))
     answer, has_logprobs = CohereAnswer(answer_id), bool(body.logprobs)
     if body.stream:
         return await streamed(request, _events(pipeline, wanted, answer), WAITING)

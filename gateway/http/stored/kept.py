@@ -3,7 +3,7 @@
 import json
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from gateway.callers.auth import CLIENT
@@ -12,6 +12,7 @@ from gateway.errors.request_errors import unsupported
 from gateway.http.response_body import Item, ResponseBody, parse_items
 from gateway.http.stored.recent import RecentItems
 from gateway.http.stored.store import ResponseStore
+from gateway.request.client_session import ClientSession
 from wire.identity.access import CALLER
 
 OFF = "nothing is stored: this gateway runs without --store-responses"
@@ -33,6 +34,16 @@ class Kept:
     input_items: Sequence[dict[str, Any]]
     previous_id: str | None
     recent: RecentItems | None  # None: the items of the answer may not be named later
+    first_id: str = (
+        ""  # of the responses that it continues, or its own; empty: it is not to be kept
+    )
+
+    def named(self, session: ClientSession | None) -> ClientSession | None:
+        """A session under the name of its first response, where its client gives it none."""
+        session = session or ClientSession()
+        if self.first_id and not session.session_id:
+            session = replace(session, session_id=self.first_id)
+        return None if session == ClientSession() else session
 
     def keep(self, body: dict[str, Any]) -> None:
         """Stores an answer at its end, and says in it whether it is."""
@@ -61,11 +72,12 @@ def kept_for(
     if store is not None and previous_id is not None:
         earlier = parse_items("previous_response_id", store.conversation(owner(), previous_id))
     named = None if body.store is False else recent
+    first_id = "" if store is None or previous_id is None else store.first_of(owner(), previous_id)
     if store is None or body.store is False:
-        return Kept(given_id or new_id, earlier, None, (), previous_id, named)
+        return Kept(given_id or new_id, earlier, None, (), previous_id, named, first_id)
     # Not an id that a caller chose: where there are no keys, ids must not be guessed.
     items = [_stored(f"input[{index}]", item) for index, item in enumerate(body.input)]
-    return Kept(new_id, earlier, store, items, previous_id, named)
+    return Kept(new_id, earlier, store, items, previous_id, named, first_id or new_id)
 
 
 def _stored(path: str, item: Item) -> dict[str, Any]:

@@ -118,6 +118,15 @@ class ResponseStore:
             items += json.loads(stored.body)["output"]
         return items
 
+    def first_of(self, owner: str, response_id: str) -> str:
+        """The id of the first response of a conversation that is still known."""
+        first_id, owned = response_id, self._by_owner.get(owner)
+        while owned is not None and (found := owned.get(first_id)) is not None:
+            if found.previous_id is None:
+                break
+            first_id = found.previous_id
+        return first_id
+
     def _find(self, owner: str, response_id: str, field: str) -> StoredResponse:
         owned = self._by_owner.get(owner)
         found = None if owned is None else owned.get(response_id)

@@ -2,7 +2,6 @@
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import replace
 from typing import Any
 
 from fastapi import Request
@@ -13,6 +12,7 @@ from gateway.http.events import DONE, event, finish_fields, usage_body
 from gateway.http.headers import request_id_of, standing_of
 from gateway.http.large_answers import answered
 from gateway.http.logprobs import as_id, as_text, chat_logprobs, prompt_logprobs
+from gateway.http.session_hints import session_of
 from gateway.http.token_io.bodies import TEXT, GenerateTokensBody
 from gateway.outputs.fan_out import complete_all, generate_all
 from gateway.pipeline.pipeline import Pipeline
@@ -25,8 +25,8 @@ async def generate_tokens(
 ) -> Response:
     """Runs one HTTP request until its end, or until its client disconnects."""
     answer_id = request_id_of(request.headers, body.request_id, "")
-    standing = standing_of(body, request.headers)
-    wanted = [replace(one, standing=standing) for one in body.to_requests(answer_id)]
+    standing, session = standing_of(body, request.headers), await session_of(request)
+    wanted = [one.of(standing, session) for one in body.to_requests(answer_id)]
     form = TokensForm(answer_id, has_text=body.output_mode == TEXT)
     if body.stream:
         options = body.stream_options

@@ -6,10 +6,14 @@ per live request, since each makes all steps longer. A group whose worker would 
 sequence's adapter costs as many tokens as may be computed meanwhile. So a long cached prefix
 attracts requests to a group until its backlog equals the saving; then another group computes the
 prefix once and has it cached, too.
+
+A client that says which requests begin alike breaks ties: what is being computed cannot be found
+yet. Among groups that cost about the same, the one drawn for its key comes first.
 """
 
 from collections.abc import Sequence as Options
 from dataclasses import dataclass
+from hashlib import blake2b
 
 import numpy as np
 
@@ -50,6 +54,26 @@ def option_of(scheduler: Scheduler, sequence: Sequence) -> Option:
         has_adapter=not adapter_id
         or scheduler.internal_state.requirements.has_had_adapter(adapter_id),
     )
+
+
+def preferred(
+    ranked: list[int], options: Options[Option], names: Options[str], key: tuple[str, str]
+) -> list[int]:
+    """The ranking with the group in front that is drawn for a key, if it costs little more.
+
+    Little is a quarter of what the sequence would have to compute. Each of `names` is a group's:
+    a key draws the same one as long as that group is there, whichever others come and go.
+    """
+    best = options[ranked[0]]
+    most = best.cost[0] + best.num_uncached_tokens // 4
+    near = [index for index in ranked if options[index].cost[0] <= most]
+
+    def drawn(index: int) -> bytes:
+        told = "\0".join((names[index], *key)).encode()
+        return blake2b(told, digest_size=8).digest()
+
+    first = max(near, key=drawn)
+    return [first, *(index for index in ranked if index != first)]
 
 
 def ranking(options: Options[Option]) -> list[int]:

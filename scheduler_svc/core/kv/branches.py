@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from scheduler_svc.core.request.session_hint import NOTHING_TOLD, ToldSession
+
 NO_BRANCH = 0
 FAR = 64  # blocks of work until a turn that is far
 PATIENCE = 8  # times the work that a sequence lacks is done before it may cost others theirs
@@ -22,6 +24,9 @@ class Branch:
     num_expecting: int = 0  # waiting sequences that will read it
     # Blocks that may be missing from a prompt of the same session: those of its last answer.
     slack: int = 0
+    base: int = NO_BRANCH  # the branch before it when it began, which may be gone
+    told: ToldSession = NOTHING_TOLD  # by the client of its last turn
+    num_pinned: int = 0  # blocks that its client keeps for longer than others'
 
 
 @dataclass(slots=True)

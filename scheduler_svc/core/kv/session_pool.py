@@ -7,27 +7,32 @@ block that is gone can be found. Handed out are, in this order:
 
 1. blocks of no branch: never filled, private, or superseded: their session has gone on without
    them, as after edited thinking;
-2. branches unused for longer than sessions take to come back, the one used longest ago first; one
-   that sessions share counts as used after each of them;
+2. branches unused for longer than sessions take to come back, or than their clients told, the one
+   used longest ago first; one that sessions share counts as used after each of them; then those
+   that only a hint keeps for longer;
 3. branches that a waiting sequence reads whose turn is far, the farthest first;
 4. other branches, the one used longest ago first;
 5. branches that a waiting sequence reads whose turn is near.
 
-3 to 5 are kept: a sequence that lacks much does not take them before its turn. No hint is needed;
-time comes with the calls. Operations are O(1) per block, and O(log n) per waiting sequence.
+3 to 5, and what a hint keeps, are kept: a sequence that lacks much does not take them before its
+turn. No hint is needed, and none is a duty: a turn that has come takes what it lacks. Time comes
+with the calls. Operations are O(1) per block, and O(log n) per waiting sequence and hint.
 """
 
 import heapq
 from array import array
-from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 
+from scheduler_svc.core.kv.ageing import Ageing
 from scheduler_svc.core.kv.block_pool import BlockPool, OutOfBlocks
 from scheduler_svc.core.kv.branches import FAR, NO_BRANCH, PATIENCE, Branch, Expectation
+from scheduler_svc.core.kv.named_sessions import NamedSessions
 from scheduler_svc.core.kv.prefix_cache import NULL_BLOCK
 from scheduler_svc.core.kv.return_gaps import ReturnGaps
+from scheduler_svc.core.request.session_hint import NOTHING_TOLD, SessionKey, ToldSession
 
 
 class SessionPool(BlockPool):
@@ -44,14 +49,12 @@ class SessionPool(BlockPool):
         self._branches: dict[int, Branch] = {}
         self._unused: list[int] = []  # numbers of branches
         self._add_ends()  # of list 0, which has others: keeps numbers and ends in step
-        self._num_uses = 0
-        # (last use, branch), and what was true before, oldest first: of those kept, of the others.
-        self._idle: deque[tuple[int, int]] = deque()
-        self._stale: deque[tuple[int, int]] = deque()
         self._running: dict[int, int] = {}  # branch by sequence
         self._expecting: dict[int, Expectation] = {}  # by sequence
         self._by_turn: list[tuple[int, int]] = []  # heap: (turn negated, sequence), and what was
         self.gaps = ReturnGaps()
+        self._ages = Ageing(self._branches, self.gaps, num_blocks)
+        self.named = NamedSessions()
         self.now_s = 0.0  # the latest time that was told
         # Tokens of prompts computed since the start; a step counts as a few at least, because
         # another's prompt could have been computed in it.
@@ -106,18 +109,9 @@ class SessionPool(BlockPool):
 
     def let_age(self) -> None:
         """Keeps no longer what is unused for longer than sessions take to come back."""
-        until_s = self.now_s - self.gaps.horizon_s
-        while self._idle:
-            entry = self._idle[0]
-            if self._is_current(entry):
-                branch = self._branches[entry[1]]
-                if branch.last_use_s > until_s:
-                    return
-                if not branch.num_expecting and branch.is_kept:
-                    branch.is_kept = False
-                    self.num_kept -= branch.num_free
-                    self._stale.append(entry)
-            self._idle.popleft()
+        for branch in self._ages.take_aged(self.now_s):
+            branch.is_kept = False
+            self.num_kept -= branch.num_free
 
     def _keep(self, branch: Branch) -> None:
         if not branch.is_kept:
@@ -140,25 +134,74 @@ class SessionPool(BlockPool):
         """The turn of a waiting sequence, later by what was taken from it."""
         return self._expecting[number].turn
 
-    def enter(self, number: int, arrival_s: float, last: int | None, shared: Sequence[int]) -> None:
+    def enter(
+        self,
+        number: int,
+        arrival_s: float,
+        last: int | None,
+        shared: Sequence[int],
+        told: ToldSession = NOTHING_TOLD,
+    ) -> None:
         """Gives a branch to a sequence that has just shared blocks, `last` the chain's last one.
 
         It goes on with that of the session whose blocks it shares, if all but those of the last
-        answer are among them, or begins one.
+        answer are among them, or with that of its name, if it begins as it did, or begins one.
         """
         self._count_loss(number)
         self.not_expected(number)
-        name = NO_BRANCH if last is None else self._branch_of[last]
+        before = NO_BRANCH if last is None else self._branch_of[last]
+        name = self._continued(before, shared, told)
         branch = self._branches.get(name)
-        if branch is not None and self._goes_on(name, branch, shared):
+        if branch is not None:
             self._supersede_rest(name, branch)
             self.gaps.observe(max(arrival_s - branch.left_s, 0.0))
         else:
-            if last is not None and (branch is None or not branch.is_shared):
-                self._share_branch(name, shared)
+            base = self._branches.get(before)
+            if last is not None and (base is None or not base.is_shared):
+                before = self._share_branch(before, shared)
             name, branch = self._new_branch(is_shared=False)
-        branch.is_running = True
+            branch.base = before
+        self._ages.unpin(branch)
+        branch.is_running, branch.told = True, told
         self._running[number] = name
+        if told.key is not None:
+            self.named.tell(told.key, name)
+        self._use_parent(told)
+
+    def _continued(self, before: int, shared: Sequence[int], told: ToldSession) -> int:
+        """The branch with which a sequence goes on; NO_BRANCH: it begins one.
+
+        Under its name a session may have lost its end, as by edited thinking or compaction. What
+        begins otherwise is another request, such as one for its title, whatever it says.
+        """
+        branch = self._branches.get(before)
+        is_other = self.named.is_other(told.key, before)
+        if branch is not None and not is_other and self._goes_on(before, branch, shared):
+            return before
+        name = self.named.branch_of(told.key)
+        own = self._branches.get(name)
+        if own is None or own.is_running or before == NO_BRANCH or before not in (name, own.base):
+            return NO_BRANCH
+        return name
+
+    def _use_parent(self, told: ToldSession) -> None:
+        """Counts a session that awaits another one as used with it."""
+        name = self.named.branch_of(told.parent)
+        if name and not self._branches[name].is_running:
+            self._use(name)
+
+    def end(self, key: SessionKey) -> None:
+        """Keeps nothing more of a session, unless a turn of it waits; unknown ones are ignored."""
+        name = self.named.branch_of(key)
+        branch = self._branches.get(name)
+        if branch is None or branch.num_expecting:
+            return
+        self.named.forget(name)
+        if branch.is_running:
+            branch.told = replace(branch.told, ttl_s=0.0)
+        else:
+            self._supersede_rest(name, branch)
+            self._recycle_if_empty(name)
 
     def _count_loss(self, number: int) -> None:
         expectation = self._expecting.get(number)
@@ -173,10 +216,13 @@ class SessionPool(BlockPool):
         num_found = sum(self._branch_of[block_id] == name for block_id in shared)
         return branch.num_blocks - num_found <= branch.slack
 
-    def leave(self, number: int, block_ids: Sequence[int], num_answer_blocks: int) -> None:
+    def leave(
+        self, number: int, block_ids: Sequence[int], num_answer_blocks: int, *, is_over: bool = True
+    ) -> None:
         """Gives the blocks that a sequence held, and no branch has, to its branch.
 
-        `num_answer_blocks` of them are after its prompt.
+        `num_answer_blocks` of them are after its prompt. Of a session that has ended with it, none
+        is left in a branch of its own.
         """
         name = self._running.pop(number, NO_BRANCH)
         if not name:
@@ -184,17 +230,25 @@ class SessionPool(BlockPool):
         branch = self._branches[name]
         branch.is_running, branch.slack = False, num_answer_blocks
         branch.left_s = self.now_s
-        branch.num_blocks += self._move(block_ids, NO_BRANCH, name)
+        if is_over and branch.told.has_ended:
+            self.named.forget(name)
+            self._supersede_rest(name, branch)
+            branch.num_blocks -= self._move(block_ids, name, NO_BRANCH)
+        else:
+            branch.num_blocks += self._move(block_ids, NO_BRANCH, name)
+        self._use_parent(branch.told)
         self._recycle_if_empty(name)
 
-    def _share_branch(self, name: int, shared: Sequence[int]) -> None:
+    def _share_branch(self, name: int, shared: Sequence[int]) -> int:
         """Makes those of these blocks that one session alone had a branch of several."""
         new, branch = self._new_branch(is_shared=True)
         branch.num_blocks = self._move(shared, name, new)
         if name:
             self._branches[name].num_blocks -= branch.num_blocks
+            self._branches[name].base = new
             self._recycle_if_empty(name)
         self._recycle_if_empty(new)
+        return new
 
     def _move(self, block_ids: Sequence[int], old: int, new: int) -> int:
         """Moves the blocks of one branch, none of which is free, to another; returns how many."""
@@ -228,29 +282,15 @@ class SessionPool(BlockPool):
     def _recycle_if_empty(self, name: int) -> None:
         branch = self._branches[name]
         if not (branch.num_blocks or branch.is_running or branch.num_expecting):
+            self._ages.unpin(branch)
+            self.named.forget(name)
             del self._branches[name]
             self._unused.append(name)
 
     def _use(self, name: int) -> None:
         """Counts a branch as used now."""
-        self._num_uses += 1
-        branch = self._branches[name]
-        branch.last_use, branch.last_use_s = self._num_uses, self.now_s
-        self._keep(branch)
-        self._idle.append((self._num_uses, name))
-        if len(self._idle) > 2 * len(self._branches) + 64:
-            self._idle = deque(entry for entry in self._idle if self._is_current(entry))
-
-    def _is_current(self, entry: tuple[int, int]) -> bool:
-        branch = self._branches.get(entry[1])
-        return branch is not None and bool(branch.last_use == entry[0])
-
-    def _is_idle(self, entry: tuple[int, int]) -> bool:
-        """True if a branch has free blocks, and was neither used nor awaited since."""
-        branch = self._branches.get(entry[1])
-        if branch is None or branch.last_use != entry[0]:
-            return False
-        return bool(branch.num_free) and not branch.num_expecting
+        self._ages.use(name, self.now_s)
+        self._keep(self._branches[name])
 
     # --- blocks ----------------------------------------------------------------------------------
 
@@ -262,25 +302,17 @@ class SessionPool(BlockPool):
             most = count - len(taken)
             if self._next[NULL_BLOCK] != NULL_BLOCK:
                 taken += self._take_from(NULL_BLOCK, most)
-            elif name := self._oldest(self._stale):
+            elif name := self._ages.oldest_let_go():
                 taken += self._take_from(self.num_blocks + name, most)
             elif name := self._last_awaited(self.work + FAR * self._block_size):
                 taken += self._take_awaited(name, most)
-            elif name := self._oldest(self._idle):
+            elif name := self._ages.oldest_idle():
                 taken += self._take_from(self.num_blocks + name, most)
             else:
                 name = self._last_awaited(0) or self._oldest_shared()
                 taken += self._take_awaited(name, most)
         self.num_free -= count
         return taken
-
-    def _oldest(self, entries: deque[tuple[int, int]]) -> int:
-        """The branch that was used longest ago of those that are idle; 0: none is."""
-        while entries:
-            if self._is_idle(entries[0]):
-                return entries[0][1]
-            entries.popleft()  # it comes back when its blocks are released, or not awaited
-        return NO_BRANCH
 
     def _last_awaited(self, least_turn: int) -> int:
         """The branch of the waiting sequence whose turn comes last, but not before `least_turn`."""

@@ -121,6 +121,8 @@ class Intake:
             return f"fork_group is longer than {MAX_FORK_GROUP_BYTES} bytes"
         if len(request.adapter_id.encode()) > MAX_ADAPTER_ID_BYTES:
             return f"adapter_id is longer than {MAX_ADAPTER_ID_BYTES} bytes"
+        if request.session is not None and (problem := request.session.problem):
+            return problem
         if request.extras and (problem := extras_problem(request.extras, len(prompt))):
             return problem
         return config.requirements_problem(request.requirements)

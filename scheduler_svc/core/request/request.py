@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scheduler_svc.core.request.requirement import GRAMMAR, Requirements
+from scheduler_svc.core.request.session_hint import SessionHint
 
 TokenIds = NDArray[np.int32]
 MAX_CONTENT_ID = (1 << 128) - 1
@@ -99,6 +100,7 @@ class Request:
     resumed_by_client: bool = False  # by the client's word; maybe never accepted
     requirements: Requirements = ()  # which the worker prepares before it may enter a slot
     num_deaths: int = 0  # of other processes, while it ran there; it begins as a suspect
+    session: SessionHint | None = None  # None: its client says nothing of one
 
     @property
     def takes_drafts(self) -> bool:

@@ -28,6 +28,7 @@ from scheduler_svc.core.queue.requirement_waits import RequirementWaits
 from scheduler_svc.core.queue.waiting import WaitingQueue
 from scheduler_svc.core.request.config import CachePolicy, Preemption, SchedulerConfig
 from scheduler_svc.core.request.sequence import Sequence, Status
+from scheduler_svc.core.request.session_hint import ToldSession
 from scheduler_svc.core.request.timeline import Phase
 from scheduler_svc.core.step.start import Start, TableStart
 
@@ -230,8 +231,10 @@ class SchedulerState:
         self.pool.share(start.all_shared)
         if self.sessions is not None:
             last = start.shared[-1] if start.shared else None
-            arrival_s = sequence.request.arrival_s
-            self.sessions.enter(sequence.number, arrival_s, last, start.all_shared)
+            request = sequence.request
+            told = ToldSession.of(request.session, request.tenant, request.cache_salt)
+            shared = start.all_shared
+            self.sessions.enter(sequence.number, request.arrival_s, last, shared, told)
         rows = []
         for group, num_new in enumerate(num_new_blocks):
             table = start.more[group - 1] if group else start
@@ -287,7 +290,8 @@ class SchedulerState:
             size, num_computed = self.config.block_size, int(table.num_computed[slot])
             num_answer = max(num_computed - sequence.num_prompt, 0)
             num_answer_blocks = (num_answer // size + 2) * len(table.tables)
-            self.sessions.leave(sequence.number, block_ids, num_answer_blocks)
+            is_over = status is Status.FINISHED
+            self.sessions.leave(sequence.number, block_ids, num_answer_blocks, is_over=is_over)
         table.leave(slot, status)
         if self.snapshots is not None:
             self.snapshots.leave(slot)

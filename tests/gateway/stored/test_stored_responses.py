@@ -151,3 +151,15 @@ async def test_several_processes_cannot_store(model_folder: Path) -> None:
         config(model_folder, store_responses=5, processes=2)
     with pytest.raises(ValueError, match=r"^--store-responses: -1 is outside"):
         config(model_folder, store_responses=-1)
+
+
+async def test_what_continues_a_response_is_of_the_session_of_the_first(storing: Any) -> None:
+    first = await post(storing, "/v1/responses", {"input": "Hello"})
+    second = await post(
+        storing, "/v1/responses", {"input": "Go on", "previous_response_id": first["id"]}
+    )
+    await post(storing, "/v1/responses", {"input": "On", "previous_response_id": second["id"]})
+    named = {"input": "On", "previous_response_id": second["id"], "session_id": "a"}
+    await post(storing, "/v1/responses", named)
+    told = [submit.session.session_id for submit in storing.scheduler.submits[-4:]]
+    assert told == [first["id"]] * 3 + ["a"]

@@ -12,7 +12,7 @@ import pytest
 from scheduler_svc.core import FinishReason, RefusalKind, Refused, Request, SchedulerConfig
 from tests.scheduler_svc.core.draws import SeededDraw
 from tests.scheduler_svc.core.simulation import Simulation
-from tests.scheduler_svc.core.world import VOCAB_SIZE, draw_config
+from tests.scheduler_svc.core.world import SESSION_HINTS, VOCAB_SIZE, draw_config
 
 LIMITS_OF_THE_QUEUE = (
     "max_waiting_requests",
@@ -49,6 +49,7 @@ def random_request(rng: random.Random, config: SchedulerConfig, handle: int) -> 
         skip_prefix_cache=rng.random() < 0.1,
         prompt_output_begin=report[0],
         prompt_output_end=report[1],
+        session=SESSION_HINTS[handle % len(SESSION_HINTS)],
     )
 
 

@@ -25,6 +25,7 @@ from scheduler_svc.core import (
     RequirementKind,
     SchedulerConfig,
     Sequence,
+    SessionHint,
     Status,
     StepPlan,
 )
@@ -38,6 +39,16 @@ PREPARED_KINDS: list[tuple[RequirementKind, ...]] = [
     (),
     (RequirementKind.ADAPTER,),
     tuple(RequirementKind),
+]
+
+SESSION_HINTS = [  # few names, so that sessions meet; by number, so that no draw changes
+    None,
+    SessionHint("a"),
+    SessionHint("b", "a"),
+    SessionHint(ttl_s=0.5),
+    SessionHint("a", ttl_s=0.0),
+    SessionHint("b", ttl_s=30.0),
+    SessionHint("a", "a"),
 ]
 
 
@@ -111,7 +122,11 @@ class World(Granting):
         """Submits a valid request; None when it is refused for a reason that is checked."""
         prompt = prompt[: self.config.max_model_len - 1]
         handle = len(self.requests)
-        fields = {"max_tokens": 6, "arrival_s": self.scheduler.now_s, **fields}
+        told = SESSION_HINTS[handle % len(SESSION_HINTS)]
+        defaults = {"max_tokens": 6, "arrival_s": self.scheduler.now_s, "session": told}
+        fields = defaults | fields
+        if handle % 11 == 0:
+            self.scheduler.end_session("a", str(fields.get("cache_salt", "")))
         token_ids = np.array(prompt, dtype=np.int32)
         request = Request(f"r{handle}", token_ids, handle=handle, **fields)  # type: ignore[arg-type]
         try:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from scheduler_svc.core import Refused, Scheduler
+from scheduler_svc.core import CachePolicy, Refused, Scheduler
 from scheduler_svc.core.history.migration import Migration
 from scheduler_svc.core.step.transfers import Transfers
 from scheduler_svc.journal.calls import EVENTS, PARTS, QUESTIONS, TappedScheduler
@@ -51,6 +51,13 @@ def test_setting_the_time_is_told_and_holds() -> None:
     scheduler.now_s = 7.0
     assert told == [("now_s", (7.0,))]
     assert scheduler.now_s == 7.0
+
+
+def test_the_time_reaches_the_sessions_whose_core_is_recorded() -> None:
+    scheduler, _ = tapped(cache_policy=CachePolicy.SESSIONS)
+    scheduler.now_s = 7.0
+    sessions = scheduler.internal_state.sessions
+    assert sessions is not None and sessions.now_s == 7.0
 
 
 def test_a_refusal_is_told_because_it_may_have_been_counted() -> None:

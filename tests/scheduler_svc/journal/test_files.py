@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from scheduler_svc.core import SessionHint
 from scheduler_svc.journal import records, segments
 from scheduler_svc.journal.calls import TappedScheduler
 from scheduler_svc.journal.mask import Mask
@@ -195,20 +196,31 @@ def test_tokens_of_users_are_in_a_recording_exactly_when_they_are_kept(
     sampling = Sampling(
         0.0, 1.0, 0, 0.0, seed=1, bad_words_token_ids=words, logprob_token_ids=named
     )
-    scheduler.add(make_request("a", prompt, sampling=sampling, stop_token_ids=(output[-1],)))
+    named_session = SessionHint("whose session", "whose parent")
+    scheduler.add(
+        make_request(
+            "a",
+            prompt,
+            sampling=sampling,
+            stop_token_ids=(output[-1],),
+            session=named_session,
+            cache_salt="whose salt",
+        )
+    )
     for token_id in output[:6]:
         step(scheduler, token_id)
     scheduler.worker_lost()
     for token_id in output[6:]:
         step(scheduler, token_id)
     assert scheduler.num_finished == 1
+    scheduler.end_session("whose end", "whose salt")
     recorder.close()
     assert recorder.why_stopped == ""
     content = b"".join(path.read_bytes() for path in recorder.folder.iterdir())
     secrets = [prompt[:4], prompt[8:], output[:4], output[4:6]]
     found = [pack(secret) in content for secret in secrets]
     assert found == [not is_masked] * len(secrets)
-    for listed in (b"711, 712, 713", b"721, 722, 723"):
+    for listed in (b"711, 712, 713", b"721, 722, 723", b"whose"):
         assert (listed in content) is not is_masked
     assert replay(Recording(recorder.folder)).divergence is None
 

@@ -8,6 +8,7 @@ from scheduler_svc.core.estimate.placement import (
     TOKENS_PER_LIVE_REQUEST,
     Option,
     option_of,
+    preferred,
     ranking,
 )
 from scheduler_svc.core.request.requirement import adapter_requirement
@@ -104,3 +105,26 @@ def test_a_group_whose_worker_has_had_the_adapter_draws_its_requests() -> None:
     groups[1].worker_lost()
     assert not option_of(groups[1], probe).has_adapter
     assert option_of(groups[0], Sequence(make_request("b", 9), 0, ())).has_adapter
+
+
+def test_of_groups_that_cost_about_the_same_a_key_draws_always_the_same() -> None:
+    options = [Option(400, 0, 0), Option(400, 90, 0), Option(400, 50, 0), Option(400, 900, 0)]
+    names = ["a:1", "b:1", "c:1", "d:1"]
+    drawn = set()
+    for number in range(64):
+        key = ("", f"key {number}")
+        order = preferred(ranking(options), options, names, key)
+        assert sorted(order) == [0, 1, 2, 3]
+        assert order[0] != 3, "it costs more than a quarter of the prompt more"
+        assert order == preferred(ranking(options), options, names, key)
+        drawn.add(order[0])
+        left = [index for index in (0, 1, 2) if index != (order[0] + 1) % 3]
+        few = preferred([0, 1], [options[i] for i in left], [names[i] for i in left], key)
+        assert left[few[0]] == order[0], "another group went, and the key draws another one"
+    assert drawn == {0, 1, 2}
+
+
+def test_a_key_draws_nothing_away_from_the_group_that_has_the_prefix() -> None:
+    options = [Option(16, 0, 3), Option(416, 0, 0)]
+    for number in range(16):
+        assert preferred(ranking(options), options, ["a", "b"], ("", str(number))) == [0, 1]
