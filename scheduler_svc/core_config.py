@@ -66,9 +66,19 @@ def check_successor(before: SchedulerConfig, worker: worker_pb2.WorkerDescriptio
 
 def num_tier_blocks(worker: worker_pb2.WorkerDescription) -> int:
     """Blocks of the worker's tier in host memory; 0: none that it and this scheduler both know."""
+    return _host_tier(worker).num_blocks
+
+
+def tier_bytes_per_block(worker: worker_pb2.WorkerDescription) -> int:
+    """Bytes of a block of that tier; 0 where there is none."""
+    return _host_tier(worker).bytes_per_block
+
+
+def _host_tier(worker: worker_pb2.WorkerDescription) -> worker_pb2.KvTier:
     if worker.protocol_minor < MINOR_WITH_TIERS or worker.has_states or _kv_groups(worker):
-        return 0
-    return next((tier.num_blocks for tier in worker.tiers if tier.name == HOST_TIER), 0)
+        return worker_pb2.KvTier()
+    known = (tier for tier in worker.tiers if tier.name == HOST_TIER)
+    return next(known, worker_pb2.KvTier())
 
 
 def _kv_groups(worker: worker_pb2.WorkerDescription) -> tuple[KvGroup, ...]:

@@ -18,7 +18,12 @@ from scheduler_svc.clients.registry import Clients
 from scheduler_svc.config import ServiceConfig
 from scheduler_svc.containment import Containment, CoreBroken
 from scheduler_svc.core import Preemption, Scheduler
-from scheduler_svc.core_config import check_successor, core_config, num_tier_blocks
+from scheduler_svc.core_config import (
+    check_successor,
+    core_config,
+    num_tier_blocks,
+    tier_bytes_per_block,
+)
 from scheduler_svc.explain.trace import Trace
 from scheduler_svc.journal.recorder import Recorder
 from scheduler_svc.journal.start import make_core
@@ -77,6 +82,7 @@ class WorkerGroup:
         self.state_check: StateCheck | None = None  # of the current stream
         # Reported by its worker.
         self.attention_backend = self.all_reduce = self.device = self.kv_cache_dtype = ""
+        self.tier_bytes_per_block = 0
         self.source = "--worker"  # where its address comes from
         self.why_drained = ""  # it gets no new requests; empty: it does
         self.is_dismissed = False  # it is not attached again
@@ -305,6 +311,7 @@ class WorkerGroup:
         self.attention_backend, self.all_reduce = worker.attention_backend, worker.all_reduce
         self.device, self.kv_cache_dtype = worker.device, worker.kv_dtype
         self._adapters.hear(map(AdapterSource.from_message, worker.adapters), self.address)
+        self.tier_bytes_per_block = tier_bytes_per_block(worker)
         if self.core is None:
             limits, options = core_config(self._config, worker), self._config.record
             made = make_core(limits, worker, self.address, options)

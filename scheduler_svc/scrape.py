@@ -149,6 +149,16 @@ _OF_CORES = (
         lambda c: c.view.num_evictions,
     ),
     _OfCore(
+        "awaited_evictions_total",
+        "Of these, blocks that a waiting request would have found (--cache-policy sessions).",
+        lambda c: c.view.num_awaited_evicted,
+    ),
+    _OfCore(
+        "sessions",
+        "Sessions that the prefix cache knows (--cache-policy sessions).",
+        lambda c: len(c.view.sessions),
+    ),
+    _OfCore(
         "preemptions_total", "Times that a request lost its slot.", lambda c: c.view.num_preemptions
     ),
     _OfCore(
@@ -202,6 +212,10 @@ class SchedulerScrape:
         ready = _group_gauge("worker_ready", "Whether a worker is attached: 1, or 0.")
         epoch = _group_gauge("worker_epoch", "Term under which it is attached.")
         backlog = _group_gauge("backlog_seconds", "Until all its requests would have ended.")
+        tier = _group_gauge("tier_bytes", "Host memory for what prompts have computed, in bytes.")
+        cached = _group_gauge(
+            "tier_cached_bytes", "Of these, bytes in which a prefix can be found."
+        )
         losses = CounterMetricFamily(
             _PREFIX + "worker_losses_total",
             "Times that its worker was lost; each began a recovery.",
@@ -216,12 +230,17 @@ class SchedulerScrape:
             ready.add_metric([group.address], float(group.is_ready))
             epoch.add_metric([group.address], float(group.epoch))
             losses.add_metric([group.address], float(group.num_recoveries))
+            if group.core is not None:
+                transfers, num_bytes = group.core.transfers, group.tier_bytes_per_block
+                sizes = transfers.num_tier_blocks, transfers.num_held_tier_blocks
+                tier.add_metric([group.address], float(sizes[0] * num_bytes))
+                cached.add_metric([group.address], float(sizes[1] * num_bytes))
             num_dropped = 0 if group.publisher is None else group.publisher.num_dropped
             dropped.add_metric([group.address], float(num_dropped))
             backlog_s = _backlog_s(group)
             if backlog_s is not None:
                 backlog.add_metric([group.address], backlog_s)
-        yield from (ready, epoch, backlog, losses, dropped)
+        yield from (ready, epoch, backlog, tier, cached, losses, dropped)
 
     def _as_vllm(self, counts: SchedulerCounts, totals: list[float]) -> Iterator[Metric]:
         model = self._engine.model

@@ -47,6 +47,7 @@ _REFUSALS = {
     RefusalKind.NEVER_FITS: grpc.StatusCode.FAILED_PRECONDITION,
     RefusalKind.EXPIRED: grpc.StatusCode.DEADLINE_EXCEEDED,
 }
+MOST_SESSIONS = 256  # of each worker group, in one status
 logger = logging.getLogger(__name__)
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
 
@@ -267,7 +268,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         ],
     ) -> scheduler_pb2.GetStatusResponse:
         """Counters and gauges."""
-        status = status_of(self._engine)
+        status = status_of(self._engine, most_sessions=min(request.most_sessions, MOST_SESSIONS))
         if self._is_draining:
             status.ready, status.reason = False, SHUTTING_DOWN
         return status

@@ -2,9 +2,11 @@
 
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 
 from pagewire.v1 import scheduler_pb2, types_pb2
 from scheduler_svc.core import Scheduler
+from scheduler_svc.core.kv.sessions_view import SessionInfo
 from scheduler_svc.engine import Engine
 from scheduler_svc.group import WorkerGroup
 from scheduler_svc.metrics.totals import COUNTERS
@@ -19,6 +21,8 @@ _SUMS: dict[str, Callable[[Scheduler], int]] = {
     "num_blocks": lambda core: core.view.num_blocks,
     "num_free_blocks": lambda core: core.view.num_free_blocks,
     "num_cached_blocks": lambda core: core.view.num_cached_blocks,
+    "num_tier_blocks": lambda core: core.transfers.num_tier_blocks,
+    "num_tier_cached_blocks": lambda core: core.transfers.num_held_tier_blocks,
     "num_host_blocks": lambda core: core.view.num_host_blocks,
     "num_free_host_blocks": lambda core: core.view.num_free_host_blocks,
     "max_num_seqs": lambda core: core.config.max_num_seqs,
@@ -33,8 +37,13 @@ _OF_A_GROUP = (
 )
 
 
-def status_of(engine: Engine, *, foresees: bool = True) -> scheduler_pb2.GetStatusResponse:
-    """Current counters and gauges; the seconds of backlog cost more than all else together."""
+def status_of(
+    engine: Engine, *, foresees: bool = True, most_sessions: int = 0
+) -> scheduler_pb2.GetStatusResponse:
+    """Current counters and gauges; the seconds of backlog cost more than all else together.
+
+    With up to so many sessions of each group.
+    """
     named = next((group for group in engine.groups if group.is_ready), None)
     named = named or next(iter(engine.groups), None)
     status = scheduler_pb2.GetStatusResponse(
@@ -64,11 +73,20 @@ def status_of(engine: Engine, *, foresees: bool = True) -> scheduler_pb2.GetStat
     config = cores[0].config
     status.block_size, status.policy = config.block_size, config.policy.value
     status.preemption = config.preemption.value
+    status.cache_policy = config.cache_policy.value
+    for group in engine.groups if most_sessions else ():
+        if group.core is not None:
+            sessions = group.core.view.sessions.latest(most_sessions)
+            status.sessions.extend(_session(one, group.address) for one in sessions)
     status.max_num_batched_tokens = max(core.config.max_num_batched_tokens for core in cores)
     backlogs_s = [g.seconds_of_backlog for g in status.groups if g.HasField("seconds_of_backlog")]
     if backlogs_s:
         status.seconds_of_backlog = max(backlogs_s)
     return status
+
+
+def _session(one: SessionInfo, address: str) -> scheduler_pb2.SessionStatus:
+    return scheduler_pb2.SessionStatus(worker_address=address, **asdict(one))
 
 
 def _speculation(engine: Engine) -> str:

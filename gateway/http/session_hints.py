@@ -1,4 +1,4 @@
-"""Reads what clients of any API say of their sessions, from a body and its headers.
+"""Reads the hints of clients of any API about their sessions, from a body and its headers.
 
 All of it are hints, which change no answer: what cannot be read counts as not told.
 """
@@ -24,14 +24,14 @@ _EVICT = "evict"  # of agent_hint.context_management.edits
 
 
 async def session_of(request: Request) -> ClientSession | None:
-    """What a request says of its session; None where it says nothing."""
+    """The session that a request tells of; None where it tells of none."""
     body = await request.json()  # parsed before
     found = read_session(request.headers, body if isinstance(body, dict) else {})
     return None if found == ClientSession() else found
 
 
 def read_session(headers: Mapping[str, str], body: Mapping[str, Any]) -> ClientSession:
-    """What headers and a body say; a header goes before the body's fields, those before a hint."""
+    """The session in headers and a body: a header goes before fields, those before a hint."""
     hint = _object(body.get("agent_hint"))
     session = headers.get(SESSION_ID) or body.get("session_id") or hint.get("session_id")
     parent = (

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from pagewire.cli.options import Subparsers
 
 ASK_TIMEOUT_S = 2.0
+SHOWN_SESSIONS = 8  # of each worker group
 HOME_AND_CLEAR = "\x1b[H\x1b[2J"
 
 
@@ -109,7 +110,8 @@ def _sampling_defaults(gateway: Connection) -> dict[str, float]:
 
 
 def _get_status(stub: SchedulerServiceStub, inside: Connection) -> scheduler_pb2.GetStatusResponse:
-    return stub.GetStatus(scheduler_pb2.GetStatusRequest(), **inside.terms(ASK_TIMEOUT_S))
+    request = scheduler_pb2.GetStatusRequest(most_sessions=SHOWN_SESSIONS)
+    return stub.GetStatus(request, **inside.terms(ASK_TIMEOUT_S))
 
 
 def _as_group(
@@ -239,6 +241,7 @@ def _rows(
             f"of {status.block_size} tokens" + _in_type(status),
         ),
         ("prefix", f"{hit_rate:.1%} of {queried} prompt tokens found in the cache"),
+        *_tier(status),
         ("preempted", f"{status.num_preemptions} times"),
         (
             "tokens",
@@ -248,12 +251,34 @@ def _rows(
         ("steps", f"{status.num_steps} in {status.uptime_s:.0f} s, epoch {status.epoch}"),
         *_target(status),
         *_drafts(status),
+        *_sessions(status),
     ]
 
 
 def _in_type(status: scheduler_pb2.GetStatusResponse) -> str:
     kind = status.kv_cache_dtype
     return f" in {kind}" if kind and kind != status.model.dtype else ""
+
+
+def _tier(status: scheduler_pb2.GetStatusResponse) -> list[tuple[str, str]]:
+    if not status.num_tier_blocks:
+        return []
+    held = f"{status.num_tier_cached_blocks} of {status.num_tier_blocks} blocks in host memory"
+    return [("host tier", f"{held} hold prompts")]
+
+
+def _sessions(status: scheduler_pb2.GetStatusResponse) -> list[tuple[str, str]]:
+    """A line for each session; none where the cache is not by sessions."""
+    return [
+        (
+            "session",
+            f"{one.session_id or 'without a name'}: {one.num_turns} "
+            f"turn{'' if one.num_turns == 1 else 's'}, {one.num_cached_tokens} tokens cached, "
+            f"{one.num_found_tokens / max(one.num_prompt_tokens, 1):.1%} of prompts found, "
+            f"{one.state}" + (f" for {one.idle_s:.0f} s" if one.idle_s else ""),
+        )
+        for one in status.sessions
+    ]
 
 
 def _target(status: scheduler_pb2.GetStatusResponse) -> list[tuple[str, str]]:

@@ -250,11 +250,13 @@ class ResetPrefixCacheResponse(_message.Message):
     def __init__(self, num_blocks: _Optional[int] = ...) -> None: ...
 
 class GetStatusRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("most_sessions",)
+    MOST_SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    most_sessions: int
+    def __init__(self, most_sessions: _Optional[int] = ...) -> None: ...
 
 class GetStatusResponse(_message.Message):
-    __slots__ = ("ready", "reason", "model", "num_running", "num_waiting", "num_waiting_tokens", "num_blocks", "num_free_blocks", "block_size", "num_steps", "prefix_query_tokens", "prefix_hit_tokens", "num_preemptions", "num_accepted", "num_finished", "num_output_tokens", "num_prefill_tokens", "epoch", "worker_address", "max_num_seqs", "max_num_batched_tokens", "uptime_s", "num_evictions", "num_cached_blocks", "num_forks", "preemption", "num_host_blocks", "num_free_host_blocks", "num_swapped_out_blocks", "num_swapped_in_blocks", "seconds_of_backlog", "num_overloaded", "num_expired", "policy", "groups", "attention_backend", "all_reduce", "target_itl_ms", "num_capped_steps", "device", "session_version", "stands_by", "kv_cache_dtype", "speculation", "num_drafts", "num_drafted_tokens", "num_accepted_tokens", "steps_by_size", "num_step_tokens", "adapters")
+    __slots__ = ("ready", "reason", "model", "num_running", "num_waiting", "num_waiting_tokens", "num_blocks", "num_free_blocks", "block_size", "num_steps", "prefix_query_tokens", "prefix_hit_tokens", "num_preemptions", "num_accepted", "num_finished", "num_output_tokens", "num_prefill_tokens", "epoch", "worker_address", "max_num_seqs", "max_num_batched_tokens", "uptime_s", "num_evictions", "num_cached_blocks", "num_forks", "preemption", "num_host_blocks", "num_free_host_blocks", "num_swapped_out_blocks", "num_swapped_in_blocks", "seconds_of_backlog", "num_overloaded", "num_expired", "policy", "groups", "attention_backend", "all_reduce", "target_itl_ms", "num_capped_steps", "device", "session_version", "stands_by", "kv_cache_dtype", "speculation", "num_drafts", "num_drafted_tokens", "num_accepted_tokens", "steps_by_size", "num_step_tokens", "adapters", "cache_policy", "num_awaited_evictions", "num_tier_blocks", "num_tier_cached_blocks", "sessions")
     READY_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -305,6 +307,11 @@ class GetStatusResponse(_message.Message):
     STEPS_BY_SIZE_FIELD_NUMBER: _ClassVar[int]
     NUM_STEP_TOKENS_FIELD_NUMBER: _ClassVar[int]
     ADAPTERS_FIELD_NUMBER: _ClassVar[int]
+    CACHE_POLICY_FIELD_NUMBER: _ClassVar[int]
+    NUM_AWAITED_EVICTIONS_FIELD_NUMBER: _ClassVar[int]
+    NUM_TIER_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    NUM_TIER_CACHED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    SESSIONS_FIELD_NUMBER: _ClassVar[int]
     ready: bool
     reason: str
     model: _types_pb2.ModelInfo
@@ -355,7 +362,34 @@ class GetStatusResponse(_message.Message):
     steps_by_size: _containers.RepeatedScalarFieldContainer[int]
     num_step_tokens: int
     adapters: _containers.RepeatedCompositeFieldContainer[_types_pb2.Adapter]
-    def __init__(self, ready: bool = ..., reason: _Optional[str] = ..., model: _Optional[_Union[_types_pb2.ModelInfo, _Mapping]] = ..., num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_waiting_tokens: _Optional[int] = ..., num_blocks: _Optional[int] = ..., num_free_blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., num_steps: _Optional[int] = ..., prefix_query_tokens: _Optional[int] = ..., prefix_hit_tokens: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., num_accepted: _Optional[int] = ..., num_finished: _Optional[int] = ..., num_output_tokens: _Optional[int] = ..., num_prefill_tokens: _Optional[int] = ..., epoch: _Optional[int] = ..., worker_address: _Optional[str] = ..., max_num_seqs: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., uptime_s: _Optional[float] = ..., num_evictions: _Optional[int] = ..., num_cached_blocks: _Optional[int] = ..., num_forks: _Optional[int] = ..., preemption: _Optional[str] = ..., num_host_blocks: _Optional[int] = ..., num_free_host_blocks: _Optional[int] = ..., num_swapped_out_blocks: _Optional[int] = ..., num_swapped_in_blocks: _Optional[int] = ..., seconds_of_backlog: _Optional[float] = ..., num_overloaded: _Optional[int] = ..., num_expired: _Optional[int] = ..., policy: _Optional[str] = ..., groups: _Optional[_Iterable[_Union[WorkerGroupStatus, _Mapping]]] = ..., attention_backend: _Optional[str] = ..., all_reduce: _Optional[str] = ..., target_itl_ms: _Optional[float] = ..., num_capped_steps: _Optional[int] = ..., device: _Optional[str] = ..., session_version: _Optional[int] = ..., stands_by: bool = ..., kv_cache_dtype: _Optional[str] = ..., speculation: _Optional[str] = ..., num_drafts: _Optional[int] = ..., num_drafted_tokens: _Optional[int] = ..., num_accepted_tokens: _Optional[int] = ..., steps_by_size: _Optional[_Iterable[int]] = ..., num_step_tokens: _Optional[int] = ..., adapters: _Optional[_Iterable[_Union[_types_pb2.Adapter, _Mapping]]] = ...) -> None: ...
+    cache_policy: str
+    num_awaited_evictions: int
+    num_tier_blocks: int
+    num_tier_cached_blocks: int
+    sessions: _containers.RepeatedCompositeFieldContainer[SessionStatus]
+    def __init__(self, ready: bool = ..., reason: _Optional[str] = ..., model: _Optional[_Union[_types_pb2.ModelInfo, _Mapping]] = ..., num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_waiting_tokens: _Optional[int] = ..., num_blocks: _Optional[int] = ..., num_free_blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., num_steps: _Optional[int] = ..., prefix_query_tokens: _Optional[int] = ..., prefix_hit_tokens: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., num_accepted: _Optional[int] = ..., num_finished: _Optional[int] = ..., num_output_tokens: _Optional[int] = ..., num_prefill_tokens: _Optional[int] = ..., epoch: _Optional[int] = ..., worker_address: _Optional[str] = ..., max_num_seqs: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., uptime_s: _Optional[float] = ..., num_evictions: _Optional[int] = ..., num_cached_blocks: _Optional[int] = ..., num_forks: _Optional[int] = ..., preemption: _Optional[str] = ..., num_host_blocks: _Optional[int] = ..., num_free_host_blocks: _Optional[int] = ..., num_swapped_out_blocks: _Optional[int] = ..., num_swapped_in_blocks: _Optional[int] = ..., seconds_of_backlog: _Optional[float] = ..., num_overloaded: _Optional[int] = ..., num_expired: _Optional[int] = ..., policy: _Optional[str] = ..., groups: _Optional[_Iterable[_Union[WorkerGroupStatus, _Mapping]]] = ..., attention_backend: _Optional[str] = ..., all_reduce: _Optional[str] = ..., target_itl_ms: _Optional[float] = ..., num_capped_steps: _Optional[int] = ..., device: _Optional[str] = ..., session_version: _Optional[int] = ..., stands_by: bool = ..., kv_cache_dtype: _Optional[str] = ..., speculation: _Optional[str] = ..., num_drafts: _Optional[int] = ..., num_drafted_tokens: _Optional[int] = ..., num_accepted_tokens: _Optional[int] = ..., steps_by_size: _Optional[_Iterable[int]] = ..., num_step_tokens: _Optional[int] = ..., adapters: _Optional[_Iterable[_Union[_types_pb2.Adapter, _Mapping]]] = ..., cache_policy: _Optional[str] = ..., num_awaited_evictions: _Optional[int] = ..., num_tier_blocks: _Optional[int] = ..., num_tier_cached_blocks: _Optional[int] = ..., sessions: _Optional[_Iterable[_Union[SessionStatus, _Mapping]]] = ...) -> None: ...
+
+class SessionStatus(_message.Message):
+    __slots__ = ("worker_address", "session_id", "tenant", "state", "num_turns", "num_cached_tokens", "idle_s", "num_prompt_tokens", "num_found_tokens")
+    WORKER_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    NUM_TURNS_FIELD_NUMBER: _ClassVar[int]
+    NUM_CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    IDLE_S_FIELD_NUMBER: _ClassVar[int]
+    NUM_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_FOUND_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    worker_address: str
+    session_id: str
+    tenant: str
+    state: str
+    num_turns: int
+    num_cached_tokens: int
+    idle_s: float
+    num_prompt_tokens: int
+    num_found_tokens: int
+    def __init__(self, worker_address: _Optional[str] = ..., session_id: _Optional[str] = ..., tenant: _Optional[str] = ..., state: _Optional[str] = ..., num_turns: _Optional[int] = ..., num_cached_tokens: _Optional[int] = ..., idle_s: _Optional[float] = ..., num_prompt_tokens: _Optional[int] = ..., num_found_tokens: _Optional[int] = ...) -> None: ...
 
 class WorkerGroupStatus(_message.Message):
     __slots__ = ("address", "ready", "reason", "epoch", "num_running", "num_waiting", "num_blocks", "num_free_blocks", "num_steps", "num_output_tokens", "num_losses", "why_lost", "num_migrated_out", "num_migrated_in", "seconds_of_backlog", "attention_backend", "all_reduce", "device", "source", "draining", "kv_cache_dtype")

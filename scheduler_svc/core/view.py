@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scheduler_svc.core.kv.block_shares import BlockShares, shares_of
+from scheduler_svc.core.kv.sessions_view import SessionsView
 from scheduler_svc.core.kv.slots import Index, SlotTable
 from scheduler_svc.core.request.request import Request, TokenIds
 from scheduler_svc.core.request.sequence import Sequence
@@ -124,6 +125,16 @@ class View:
     def num_evictions(self) -> int:
         """Cached blocks handed out anew since the start."""
         return self._state.num_evictions
+
+    @property
+    def num_awaited_evicted(self) -> int:
+        """Number of these that a waiting request would have found."""
+        return self._state.num_awaited_evicted
+
+    @property
+    def sessions(self) -> SessionsView:
+        """The sessions that the cache knows."""
+        return SessionsView(self._state.sessions, self._state.config.block_size)
 
     @property
     def num_swapped_out(self) -> int:

@@ -36,8 +36,10 @@ class Life:
     message: str
     num_prompt_tokens: int
     num_cached_tokens: int
+    num_found_waiting: int
     num_output_tokens: int
     num_preemptions: int
+    has_entered: bool  # a slot
     arrival_s: float
     until_s: float
     timeline: Timeline
@@ -53,8 +55,10 @@ def find_life(core: Scheduler, request_id: str, now_s: float) -> Life | None:
             message="",
             num_prompt_tokens=sequence.num_prompt,
             num_cached_tokens=sequence.num_cached or 0,
+            num_found_waiting=sequence.num_found_waiting,
             num_output_tokens=core.view.num_tokens(sequence) - sequence.num_prompt,
             num_preemptions=sequence.num_preemptions,
+            has_entered=sequence.has_run,
             arrival_s=sequence.request.arrival_s,
             until_s=now_s,
             timeline=sequence.timeline,
@@ -67,8 +71,10 @@ def find_life(core: Scheduler, request_id: str, now_s: float) -> Life | None:
         message=past.message,
         num_prompt_tokens=past.num_prompt_tokens,
         num_cached_tokens=past.num_cached_tokens,
+        num_found_waiting=past.num_found_waiting,
         num_output_tokens=past.num_output_tokens,
         num_preemptions=past.num_preemptions,
+        has_entered=past.has_entered,
         arrival_s=past.arrival_s,
         until_s=past.ended_s,
         timeline=past.timeline,
@@ -94,7 +100,19 @@ def explain(life: Life, max_num_seqs: int, trace: Trace) -> debug_pb2.ExplainRes
         num_preemptions=life.num_preemptions,
         story=_story(life),
         first_token=trace.first_tokens.path(life.request_id, life.timeline, life.arrival_s),
-        summary=f"{life.state} after {wall_s:.3f} s: {life.timeline.tell(life.until_s)}{longest}",
+        summary=f"{life.state} after {wall_s:.3f} s: {life.timeline.tell(life.until_s)}{longest}"
+        f"{_lost(life)}",
+    )
+
+
+def _lost(life: Life) -> str:
+    """The loss of a turn between its arrival and its entry, in words; empty if none is known."""
+    num_lost = life.num_found_waiting - life.num_cached_tokens
+    if num_lost <= 0 or not life.has_entered:
+        return ""
+    return (
+        f"; computed {num_lost} prompt tokens anew: they were in the prefix cache while it waited, "
+        "and others, whose turn came first, took their blocks"
     )
 
 

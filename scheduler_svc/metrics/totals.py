@@ -10,6 +10,7 @@ COUNTERS: dict[str, Callable[[Scheduler], int]] = {
     "prefix_query_tokens": lambda core: core.counters.prefix_query_tokens,
     "prefix_hit_tokens": lambda core: core.counters.prefix_hit_tokens,
     "num_evictions": lambda core: core.view.num_evictions,
+    "num_awaited_evictions": lambda core: core.view.num_awaited_evicted,
     "num_forks": lambda core: core.counters.num_forks,
     "num_swapped_out_blocks": lambda core: core.view.num_swapped_out,
     "num_swapped_in_blocks": lambda core: core.view.num_swapped_in,

@@ -272,6 +272,30 @@ def test_status_tells_everything_and_is_0_when_ready(gateway, scheduler, capsys)
     assert "sampling   temperature 0.6, top_k 20, where a request leaves them out\n" in out
 
 
+def test_status_shows_sessions_and_the_host_tier(gateway, scheduler, capsys):
+    line = ["status", "--target", gateway.target, "--scheduler", scheduler.target]
+    cli.main(line)
+    shown = capsys.readouterr().out
+    assert "session" not in shown and "host tier" not in shown
+    status = scheduler.status
+    status.num_tier_blocks, status.num_tier_cached_blocks = 100, 40
+    status.sessions.add(session_id="a", num_turns=1, num_cached_tokens=32, state="runs")
+    status.sessions.add(
+        num_turns=7,
+        num_cached_tokens=640,
+        num_prompt_tokens=1000,
+        num_found_tokens=950,
+        state="kept",
+        idle_s=12.4,
+    )
+    cli.main(line)
+    shown = capsys.readouterr().out
+    assert "host tier  40 of 100 blocks in host memory hold prompts" in shown
+    assert "session    a: 1 turn, 32 tokens cached, 0.0% of prompts found, runs\n" in shown
+    kept = "without a name: 7 turns, 640 tokens cached, 95.0% of prompts found, kept for 12 s"
+    assert f"session    {kept}\n" in shown
+
+
 def test_status_as_json_is_one_line(gateway, scheduler, capsys):
     line = ["status", "--json", "--target", gateway.target, "--scheduler", scheduler.target]
     assert cli.main(line) == 0

@@ -38,6 +38,15 @@ async def test_a_session_is_known_by_its_name_until_its_client_ends_it(
             while not (await stream.read()).finished:
                 pass
         pool = cluster.engine.groups[0].core.internal_state.sessions
+        asked = scheduler_pb2.GetStatusRequest(most_sessions=1)
+        status = await cluster.scheduler.GetStatus(asked)
+        (newest,) = status.sessions
+        assert (newest.session_id, newest.num_turns) == ("b", 1)
+        assert (newest.num_prompt_tokens, newest.num_found_tokens) == (100, 96)
+        assert newest.worker_address == cluster.engine.groups[0].address
+        assert status.cache_policy == "sessions"
+        unasked = await cluster.scheduler.GetStatus(scheduler_pb2.GetStatusRequest())
+        assert not unasked.sessions
         assert pool.named.branch_of(("red", "a")) and pool.named.branch_of(("red", "b"))
         ended = scheduler_pb2.EndSession(session_id="b", cache_salt="red")
         await stream.write(scheduler_pb2.SessionRequest(end_session=ended))

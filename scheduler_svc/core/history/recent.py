@@ -18,7 +18,9 @@ class EndedRequest:
     message: str
     num_prompt_tokens: int
     num_output_tokens: int
+    has_entered: bool  # a slot
     num_cached_tokens: int
+    num_found_waiting: int  # prompt tokens that the cache held while it waited
     num_preemptions: int
     arrival_s: float
     ended_s: float
@@ -41,7 +43,9 @@ class Recent:
             message=message,
             num_prompt_tokens=sequence.num_prompt,
             num_output_tokens=sequence.num_output,
+            has_entered=sequence.has_run,
             num_cached_tokens=sequence.num_cached or 0,
+            num_found_waiting=sequence.num_found_waiting,
             num_preemptions=sequence.num_preemptions,
             arrival_s=request.arrival_s,
             ended_s=max(now_s, request.arrival_s),

@@ -27,6 +27,9 @@ class Branch:
     base: int = NO_BRANCH  # the branch before it when it began, which may be gone
     told: ToldSession = NOTHING_TOLD  # by the client of its last turn
     num_pinned: int = 0  # blocks that its client keeps for longer than others'
+    num_turns: int = 0
+    num_prompt_tokens: int = 0  # of these turns
+    num_found_tokens: int = 0  # of these, tokens that were not computed
 
 
 @dataclass(slots=True)

@@ -27,6 +27,11 @@ class NamedSessions:
         own = self._key.get(name)
         return None not in (key, own) and own != key
 
+    def name_of(self, name: int) -> str:
+        """The client's name of the session of a branch; empty without one."""
+        key = self._key.get(name)
+        return "" if key is None else key[1]
+
     def tell(self, key: SessionKey, name: int) -> None:
         """Notes that a session goes on in this branch, and no other does."""
         if self._branch.get(key) != name:

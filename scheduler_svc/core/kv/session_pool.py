@@ -184,6 +184,19 @@ class SessionPool(BlockPool):
             return NO_BRANCH
         return name
 
+    def count_turn(self, number: int, num_prompt_tokens: int, num_found_tokens: int) -> None:
+        """Counts a turn that has entered for the first time, with its tokens."""
+        branch = self._branches[self._running[number]]
+        branch.num_turns += 1
+        branch.num_prompt_tokens += num_prompt_tokens
+        branch.num_found_tokens += num_found_tokens
+
+    def known_sessions(self) -> Iterator[tuple[str, Branch]]:
+        """Yields the name, or an empty one, and the branch of each session with a turn."""
+        for name, branch in self._branches.items():
+            if branch.num_turns:
+                yield self.named.name_of(name), branch
+
     def _use_parent(self, told: ToldSession) -> None:
         """Counts a session that awaits another one as used with it."""
         name = self.named.branch_of(told.parent)

@@ -50,6 +50,7 @@ class Sequence:
         "min_len",
         "num_awaited",
         "num_cached",
+        "num_found_waiting",
         "num_overtaken",
         "num_preemptions",
         "num_prompt",
@@ -90,6 +91,9 @@ class Sequence:
         self.stop_ids = stop_ids  # end-of-sequence and stop tokens
         self.slot: int | None = None
         self.num_cached: int | None = None  # prompt tokens cached at the first admission
+        # Most of them that the cache held while it waited, if it looked: those that are not among
+        # `num_cached` were given to others.
+        self.num_found_waiting = 0
         self.num_preemptions = 0
         self.num_overtaken = 0  # later sequences admitted while this one did not fit
         self.timeline = Timeline(request.arrival_s)

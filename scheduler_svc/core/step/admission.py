@@ -264,6 +264,9 @@ class Admission:
     def _count_first(self, sequence: Sequence, start: Start) -> None:
         """Counts prefix cache hits at a sequence's first admission; a fork counts as no lookup."""
         sequence.num_cached = min(start.num_computed, sequence.num_prompt)
+        if self._state.sessions is not None:
+            tokens = sequence.num_prompt, sequence.num_cached
+            self._state.sessions.count_turn(sequence.number, *tokens)
         if start.sibling is not None:
             self._counters.num_forks += 1
             return

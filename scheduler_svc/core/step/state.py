@@ -82,6 +82,7 @@ class SchedulerState:
         self.now_s = 0.0  # latest time reported by the shell
         self.acked_step = 0
         self._num_evictions_before = 0  # of earlier workers' pools
+        self._num_awaited_before = 0  # the same, of blocks that a waiting sequence would have found
         self._block_sizes = [group.block_size for group in config.groups]
         self.pool = self._make_pool(config.num_blocks)
         self.changes: CacheChanges | None = None  # of the prefix caches, if they are followed
@@ -99,6 +100,7 @@ class SchedulerState:
         self.host = HostPool(room.num_host_blocks)
         self._moves = BlockMoves()  # since the last plan
         self._num_evictions_before += self.pool.num_evictions
+        self._num_awaited_before = self.num_awaited_evicted
         self.pool = self._make_pool(room.num_blocks)
         if self.changes is not None:
             self.changes.clear()
@@ -134,6 +136,8 @@ class SchedulerState:
         if not sequence.is_private and (len(sessions.cache) or self.transfers is not None):
             end = sequence.num_skippable // size
             found = sessions.cache.likely(sequence.block_hashes(size)[:end])
+            if not sequence.has_run:
+                sequence.num_found_waiting = max(sequence.num_found_waiting, len(found) * size)
             if self.transfers is not None:
                 chain = Chain.of(sequence, len(found), end, size)
                 num_tokens -= size * len(self.transfers.tier.find(chain))
@@ -220,6 +224,12 @@ class SchedulerState:
     def num_evictions(self) -> int:
         """Cached blocks handed out anew since the start, over all workers."""
         return self._num_evictions_before + self.pool.num_evictions
+
+    @property
+    def num_awaited_evicted(self) -> int:
+        """Number of these that a waiting sequence would have found; 0 where no session is known."""
+        now = 0 if self.sessions is None else self.sessions.num_awaited_evicted
+        return self._num_awaited_before + now
 
     def enter(self, sequence: Sequence, start: Start, num_new_blocks: list[int]) -> list[list[int]]:
         """Moves a waiting sequence into a slot; returns its block tables, by group.
