@@ -48,11 +48,11 @@ class Deployment:
 
     def last_steps(self) -> list[debug_pb2.StepSummary]:
         """The last steps that the worker keeps, newest first."""
-        unlimited = [("grpc.max_receive_message_length", -1)]
-        with grpc.insecure_channel(self.worker, unlimited) as channel:
-            stub = debug_pb2_grpc.DebugServiceStub(channel)
-            request = debug_pb2.ListStepsRequest(limit=MOST_STEPS)
-            return list(stub.ListSteps(request, timeout=ASK_TIMEOUT_S).steps)
+        return _last_steps(self.worker)
+
+    def last_answered_steps(self) -> list[debug_pb2.StepSummary]:
+        """The last steps that the scheduler keeps, newest first: from sending to the result."""
+        return _last_steps(self.scheduler)
 
     def forget_prefixes(self) -> None:
         """Empties the prefix cache, so that the same prompts are computed again."""
@@ -91,6 +91,14 @@ def attached(specs: Sequence[ServiceSpec], scheduler: str) -> Iterator[Services]
 
         with launched(specs, is_ready) as services:
             yield services
+
+
+def _last_steps(address: str) -> list[debug_pb2.StepSummary]:
+    unlimited = [("grpc.max_receive_message_length", -1)]
+    with grpc.insecure_channel(address, unlimited) as channel:
+        stub = debug_pb2_grpc.DebugServiceStub(channel)
+        request = debug_pb2.ListStepsRequest(limit=MOST_STEPS)
+        return list(stub.ListSteps(request, timeout=ASK_TIMEOUT_S).steps)
 
 
 def own_pid(service: Service) -> int:
