@@ -303,7 +303,8 @@ class WorkerGroup:
         if problem := problem_with_worker(self._config.speculative_config, worker):
             raise WrongWorker(problem)
         self._served.claim(self.address, worker)
-        if worker.incarnation != self._incarnation:
+        is_same = worker.incarnation == self._incarnation
+        if not is_same:
             self._incarnation = worker.incarnation
             self.pace.new_worker(worker.rehearsed_steps)
             self.worker.patience.forget()
@@ -331,6 +332,7 @@ class WorkerGroup:
             worker.num_host_blocks,
             num_state_snapshots=worker.num_state_snapshots,
             num_tier_blocks=num_tier_blocks(worker),
+            keeps_tier=is_same,
         )
         message = f"the new worker's KV cache of {worker.num_blocks} blocks is too small for it"
         self._clients.tell_ends(self.core.fail(self.core.misfits(), message))
@@ -412,7 +414,7 @@ class WorkerGroup:
         if self._broken is not None:
             return
         core.now_s = time.monotonic()
-        num_ran = core.worker_lost()
+        num_ran = core.worker_lost(keeps_tier=True)  # which process comes back will show
         self.tell_cache_changes()
         if self._is_let_go:
             logger.info("worker %s is drained", self.address)

@@ -84,9 +84,6 @@ class Scheduler:
 
     @now_s.setter
     def now_s(self, now_s: float) -> None:
-        self._set_now_s(now_s)
-
-    def _set_now_s(self, now_s: float) -> None:
         state = self.internal_state
         state.now_s = max(state.now_s, now_s)
         if state.sessions is not None:
@@ -364,12 +361,13 @@ class Scheduler:
         is_death: bool = False,
         num_state_snapshots: int | None = None,
         num_tier_blocks: int | None = None,
+        keeps_tier: bool = False,
     ) -> int:
         """Sends running sequences back to the queue, with their tokens: the worker is gone.
 
         Its KV is lost, and results that have not arrived are void. The numbers of blocks and
-        snapshots are those of the new worker, where they differ. Returns how many sequences were
-        running.
+        snapshots are those of the new worker, where they differ. What its tier holds is kept while
+        its process may live, and when it has come back. Returns how many sequences were running.
         """
         state = self.internal_state
         self._lost_steps.note(self._in_flight)
@@ -388,7 +386,8 @@ class Scheduler:
                 _new_or(num_host_blocks, state.host.num_blocks),
                 _new_or(num_state_snapshots, state.num_state_snapshots),
                 _new_or(num_tier_blocks, self.transfers.num_tier_blocks),
-            )
+            ),
+            keeps_tier=keeps_tier,
         )
         if is_death:
             self.judge_loss(is_death=True)

@@ -6,6 +6,7 @@ call which is neither an event nor a question cannot go unrecorded.
 
 from collections.abc import Callable, Iterable
 from copy import deepcopy
+from functools import partial
 from typing import Any, TypeVar
 
 from scheduler_svc.core import (
@@ -181,7 +182,8 @@ class TappedScheduler(Scheduler):
 
     @now_s.setter
     def now_s(self, now_s: float) -> None:
-        self._tell("now_s", super()._set_now_s, now_s)
+        set_now_s: Any = vars(Scheduler)["now_s"].__set__  # super() has no setters
+        self._tell("now_s", partial(set_now_s, self), now_s)
 
     def add(self, request: Request) -> Sequence:
         return self._tell("add", super().add, request)
@@ -240,9 +242,10 @@ class TappedScheduler(Scheduler):
         is_death: bool = False,
         num_state_snapshots: int | None = None,
         num_tier_blocks: int | None = None,
+        keeps_tier: bool = False,
     ) -> int:
         worker = num_blocks, num_host_blocks, is_death, num_state_snapshots, num_tier_blocks
-        return self._tell("worker_lost", super().worker_lost, *worker)
+        return self._tell("worker_lost", super().worker_lost, *worker, keeps_tier)
 
     def judge_loss(self, is_death: bool) -> None:
         self._tell("judge_loss", super().judge_loss, is_death)

@@ -79,10 +79,12 @@ class Product:
         )
         self._start(settings, "worker_svc", name)
 
-    def start_scheduler(self, *options: str) -> None:
+    def start_scheduler(self, *options: str, worker_port: int | None = None) -> None:
         metrics = ("--metrics-port", str(self.scheduler_metrics_port))
         options = ("--state-check-interval", "8", *metrics, *self.options, *options)
-        self._start(replace(self._settings, scheduler_options=options), "scheduler_svc")
+        port = worker_port or self.worker_port
+        settings = replace(self._settings, scheduler_options=options, worker_port=port)
+        self._start(settings, "scheduler_svc")
 
     def start_gateway(self) -> None:
         self._start(self._settings, "gateway")

@@ -1,5 +1,6 @@
 """A cache too small for the sessions that share it, and host memory for what it drops."""
 
+import asyncio
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,6 +9,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 import pagewire
+from tests.byte_relay import ByteRelay
 from tests.e2e.conftest import Product
 from tests.pace import patience
 
@@ -43,12 +45,12 @@ def told(completions: list[pagewire.Completion]) -> list[object]:
     return [(one.text, one.token_ids, one.logprobs) for one in completions]
 
 
-def counted(product: Product, name: str) -> float:
+def counted(product: Product, name: str, prefix: str = "tier_") -> float:
     with urllib.request.urlopen(
         f"http://127.0.0.1:{product.scheduler_metrics_port}/metrics", timeout=patience(30)
     ) as answer:
         found = text_string_to_metric_families(answer.read().decode())
-        full = f"pagewire_scheduler_tier_{name}"
+        full = f"pagewire_scheduler_{prefix}{name}"
         return sum(s.value for family in found for s in family.samples if s.name == full)
 
 
@@ -70,3 +72,25 @@ def test_what_comes_from_the_tier_is_what_was_computed(
     assert told(again) == told(cold)
     assert sum(one.usage.cached_tokens for one in again) == 0, "the memory was another process's"
     assert told(ask_all(sdk)) == told(cold)
+
+
+async def test_a_worker_that_lives_keeps_what_its_tier_holds_when_its_stream_is_lost(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    options = ("--threads", "1", "--max-model-len", "768", "--num-kv-blocks", "60")
+    product = Product(tiny_model, tmp_path, (*options, "--host-tier-gib", "0.1"))
+    with product:
+        await asyncio.to_thread(product.start_worker)
+        async with ByteRelay(product.worker_port) as relay:
+            await asyncio.to_thread(product.start_scheduler, worker_port=relay.port)
+            await asyncio.to_thread(product.start_gateway)
+            await asyncio.to_thread(product.wait_until_ready)
+            target = f"127.0.0.1:{product.grpc_port}"
+            with pagewire.Client(target, timeout_s=patience(240)) as sdk:
+                cold = await asyncio.to_thread(ask_all, sdk)
+                relay.reset()
+                again = await asyncio.to_thread(ask_all, sdk)
+            losses = await asyncio.to_thread(counted, product, "worker_losses_total", prefix="")
+    assert losses >= 1
+    assert told(again) == told(cold)
+    assert sum(one.usage.cached_tokens > 200 for one in again) > NUM_SESSIONS // 2

@@ -77,10 +77,8 @@ class _InFlight:
 class KvTransfers:
     """The tier of one worker, and the transfers to it and from it."""
 
-    def __init__(
-        self, pool: BlockPool, num_tier_blocks: int, block_size: int, counts: TransferCounts
-    ) -> None:
-        self.tier = Tier(num_tier_blocks, block_size)
+    def __init__(self, pool: BlockPool, tier: Tier, counts: TransferCounts) -> None:
+        self.tier = tier
         self.num_held = 0  # blocks on the device, one that two transfers hold counted twice
         self.num_tries: dict[Sequence, int] = {}  # of sequences that have not entered since
         self._pool = pool
@@ -254,6 +252,19 @@ class KvTransfers:
         for transfer_id in list(self._in_flight):
             if self._in_flight[transfer_id].is_fetch and transfer_id not in kept:
                 self.cancel(transfer_id)
+
+    def end_all(self) -> Tier:
+        """Ends what is in flight with its stream; returns the tier and what it has held since.
+
+        What was to be stored is not there: the worker may have written a part of it.
+        """
+        for transfer in self._in_flight.values():
+            blocks = transfer.order.tier_blocks
+            if transfer.is_fetch:
+                self.tier.pool.release(blocks)
+            else:
+                self.tier.stored(blocks, transfer.chain.part(0, 0))
+        return self.tier
 
     def forget_contents(self) -> None:
         """Forgets what the tier holds, and what is on its way."""

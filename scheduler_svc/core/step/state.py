@@ -20,6 +20,7 @@ from scheduler_svc.core.kv.prefix_cache import NULL_BLOCK
 from scheduler_svc.core.kv.session_pool import SessionPool
 from scheduler_svc.core.kv.slots import RunningSet, SlotTable
 from scheduler_svc.core.kv.state_snapshots import StateSnapshots
+from scheduler_svc.core.kv.tier import Tier
 from scheduler_svc.core.kv.transfers import KvTransfers, TransferCounts
 from scheduler_svc.core.queue.fair_share import FairShare
 from scheduler_svc.core.queue.fork_groups import ForkGroups
@@ -91,8 +92,8 @@ class SchedulerState:
         self._next_number = 0
         self.clear(WorkerRoom.of(config))
 
-    def clear(self, room: WorkerRoom) -> None:
-        """Frees all slots and blocks, as on a worker that has just started."""
+    def clear(self, room: WorkerRoom, tier: Tier | None = None) -> None:
+        """Frees all slots and blocks, as on a worker that has just started, or kept its tier."""
         # None: no prefix can be skipped, or all that there are, since sequences have no states.
         self.snapshots: StateSnapshots | None = None
         if self.config.enable_prefix_caching and self.config.num_state_snapshots:
@@ -107,8 +108,9 @@ class SchedulerState:
             self.pool.follow(self.changes)
         self.transfers: KvTransfers | None = None  # None: the worker has no tier
         if self.config.enable_prefix_caching and room.num_tier_blocks:
-            size, counts = self.config.block_size, self.transfer_counts
-            self.transfers = KvTransfers(self.pool, room.num_tier_blocks, size, counts)
+            if tier is None or tier.num_blocks != room.num_tier_blocks:
+                tier = Tier(room.num_tier_blocks, self.config.block_size)
+            self.transfers = KvTransfers(self.pool, tier, self.transfer_counts)
         self.running = RunningSet(())
         self.free_slots = list(reversed(range(self.config.max_num_seqs)))
         self.freed_slots: list[int] = []  # since the last plan, to be reported to the worker
@@ -474,10 +476,11 @@ class SchedulerState:
             if was_awaited:
                 self.transfers.cancel_fetches(self.waiting.fetching.values())
 
-    def evacuate(self, room: WorkerRoom) -> int:
+    def evacuate(self, room: WorkerRoom, *, keeps_tier: bool = False) -> int:
         """Sends running sequences back to the queue, in order: the worker and its KV are gone.
 
-        Returns how many were running.
+        The contents of its tier are kept if it may be the same that comes back. Returns how many
+        were running.
         """
         survivors = self.running.sequences
         self.waiting.kv_came(set(self.waiting.fetching.values()))
@@ -490,7 +493,10 @@ class SchedulerState:
             self.table.leave(sequence.slot, Status.PREEMPTED)
             self.enqueue(sequence)
         self.requirements.worker_lost()
-        self.clear(room)
+        tier = None
+        if keeps_tier and self.transfers is not None:
+            tier = self.transfers.end_all()
+        self.clear(room, tier)
         return len(survivors)
 
     def _recycle(self, slot: int, block_ids: list[int]) -> None:

@@ -9,13 +9,17 @@ _BEING_WRITTEN = -1  # the content of what a transfer fills, until it is answere
 class FakeTier:
     """Keeps what a worker's blocks hold by the keys that came with it."""
 
-    def __init__(self, worker: FakeWorker) -> None:
+    def __init__(self, worker: FakeWorker, before: "FakeTier | None" = None) -> None:
+        """A tier with what it held before, if the worker lives on; what was stored then may be."""
         self.fetches: dict[int, BlockTransfer] = {}  # not answered
         self.stores: dict[int, BlockTransfer] = {}
         self.cancelled: set[int] = set()
         self._worker = worker
         self._size = worker.groups[0].block_size
-        self._held: dict[int, tuple[tuple[int, ...], list[int | None]]] = {}  # key and content
+        # Key and content, by block.
+        self._held: dict[int, tuple[tuple[int, ...], list[int | None]]] = {}
+        if before is not None:
+            self._held = before._held
 
     def order(self, orders: TransferOrders) -> None:
         """Takes orders; what is to be filled holds nothing of use from now on."""

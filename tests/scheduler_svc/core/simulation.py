@@ -160,9 +160,9 @@ class Simulation:
         self.send_worker_away()
         self.bring_worker_back(num_blocks, num_host_blocks, num_state_snapshots)
 
-    def send_worker_away(self, is_death: bool = False) -> None:
+    def send_worker_away(self, is_death: bool = False, *, keeps_tier: bool = False) -> None:
         """Loses the worker with all results in flight, without a replacement."""
-        self.scheduler.worker_lost(is_death=is_death)
+        self.scheduler.worker_lost(is_death=is_death, keeps_tier=keeps_tier)
         self.worker = self._fresh_worker()
         self.results.clear()
         self.num_lost += 1

@@ -71,12 +71,21 @@ class TieredSimulation(Simulation):
         self.scheduler.transfers.transfer_done(transfer_id, num_blocks)
         self.check()
 
-    def send_worker_away(self, is_death: bool = False) -> None:
-        before = self.tier.unanswered
-        super().send_worker_away(is_death)
-        self.tier = FakeTier(self.worker)
+    def send_worker_away(self, is_death: bool = False, *, keeps_tier: bool = False) -> None:
+        before, tier = self.tier.unanswered, self.tier
+        super().send_worker_away(is_death, keeps_tier=keeps_tier)
+        self.tier = FakeTier(self.worker, tier if keeps_tier else None)
         for transfer_id in before:  # answers of a stream that has ended
             self.scheduler.transfers.transfer_done(transfer_id, 1_000)
+        self.check()
+
+    def lose_stream(self) -> None:
+        """Loses the stream of a worker that lives, and attaches to it again."""
+        self.send_worker_away(keeps_tier=True)
+        num_blocks = self.scheduler.transfers.num_held_tier_blocks
+        self.scheduler.worker_lost(keeps_tier=True)
+        self.scheduler.worker_back()
+        assert self.scheduler.transfers.num_held_tier_blocks == num_blocks
         self.check()
 
     def settle(self, depth: int) -> None:
@@ -93,6 +102,10 @@ class TieredSimulation(Simulation):
         assert not self.live and not self.scheduler.transfers.num_in_flight
         pool = self.scheduler.internal_state.pool
         assert pool.num_free == pool.num_usable, "a block is lost"
+        transfers = self.scheduler.internal_state.transfers
+        if transfers is not None:
+            tier = transfers.tier.pool
+            assert tier.num_free == tier.num_usable, "a block of the tier is lost"
 
 
 def add(simulation: Simulation, rng: random.Random) -> None:
@@ -136,6 +149,8 @@ def walk(seed: int, num_actions: int = 400) -> Scheduler:
                 simulation.abort(rng.choice(simulation.live))
             case "expire":
                 simulation.expire(scheduler.now_s + rng.choice([0.1, 0.6, 3.0]))
+            case "lose" if len(simulation.requests) % 2:  # no draw, so that walks stay as they are
+                simulation.lose_stream()
             case "lose":
                 simulation.lose_worker()
             case "reset":

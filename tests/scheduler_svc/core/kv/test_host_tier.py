@@ -194,6 +194,47 @@ def test_a_lost_worker_ends_all_transfers_and_their_late_answers_are_void() -> N
     assert plan_step(scheduler).num_computed.tolist() == [0]
 
 
+def test_a_worker_that_lives_has_what_its_tier_held_when_its_stream_was_lost() -> None:
+    scheduler = dropped_from_the_device()
+    held = scheduler.transfers.num_held_tier_blocks
+    waits = scheduler.add(make_request("a", PROMPT, max_tokens=1))
+    assert scheduler.schedule() is None
+    (lost,) = orders_of(scheduler).fetches
+    scheduler.worker_lost(keeps_tier=True)
+    assert waits.status is Status.WAITING
+    scheduler.transfers.transfer_done(lost.transfer_id, 10)  # of the stream that has ended
+    scheduler.worker_lost(num_blocks=scheduler.config.num_blocks, keeps_tier=True)
+    scheduler.worker_back()
+    assert scheduler.transfers.num_held_tier_blocks == held > 0
+    assert scheduler.schedule() is None, "it computes what the tier holds"
+    (again,) = orders_of(scheduler).fetches
+    assert again.transfer_id > lost.transfer_id
+    assert again.tier_blocks == lost.tier_blocks
+    scheduler.transfers.transfer_done(again.transfer_id, len(again.keys))
+    assert plan_step(scheduler).num_computed.tolist() == [len(again.keys) * 4]
+
+
+def test_another_process_has_nothing_of_what_the_one_before_it_held() -> None:
+    scheduler = dropped_from_the_device()
+    scheduler.worker_lost(keeps_tier=True)
+    scheduler.worker_lost()  # another incarnation has come
+    scheduler.worker_back()
+    assert not scheduler.transfers.num_held_tier_blocks
+
+
+def test_what_was_on_its_way_to_the_tier_is_not_there_after_the_stream() -> None:
+    scheduler = make_scheduler(blocks=60, num_tier_blocks=60)
+    scheduler.add(make_request("a", PROMPT, max_tokens=1))
+    plan_step(scheduler)
+    answer(scheduler, 500)
+    (store,) = orders_of(scheduler).stores
+    scheduler.worker_lost(keeps_tier=True)
+    scheduler.transfers.transfer_done(store.transfer_id, len(store.keys))
+    assert not scheduler.transfers.num_held_tier_blocks
+    transfers = scheduler.internal_state.transfers
+    assert transfers is not None and transfers.tier.pool.num_free == 60
+
+
 def test_a_worker_without_a_tier_can_follow_one_that_had_it() -> None:
     scheduler = dropped_from_the_device()
     scheduler.worker_lost(num_tier_blocks=0)
