@@ -33,10 +33,11 @@ def _config(state: State) -> State:
 
 
 def _sequence(state: State) -> State:
-    if "preparation_id" not in state:
-        return {}
-    state.pop("preparation_id")  # a sequence moves to another core without what was prepared
-    return {"preparations": NOTHING_PREPARED}
+    now: State = {} if "num_found_waiting" in state else {"num_found_waiting": 0}
+    if "preparation_id" in state:  # a sequence moves to another core without what was prepared
+        state.pop("preparation_id")
+        now["preparations"] = NOTHING_PREPARED
+    return now
 
 
 _BY_CLASS: dict[str, Callable[[State], State]] = {
