@@ -81,9 +81,8 @@ def to_request(
         max_tokens = 0
         sampling = replace(sampling, pooling=submitted.pooling)
     output_range = _prompt_output_range(sampling, len(prompt))
-    adapter = None
-    if submitted.HasField("adapter"):
-        adapter = _adapter_of(submitted.adapter)
+    adapter = _adapter_of(submitted.adapter) if submitted.HasField("adapter") else None
+    if adapter is not None:
         sampling = replace(sampling, adapter=adapter)
     return Request(
         request_id=origin.request_id,
