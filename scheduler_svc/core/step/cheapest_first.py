@@ -53,7 +53,11 @@ class CheapestFirst:
 
 
 def _are_alike(first: Sequence, other: Sequence) -> bool:
-    """True if nothing but their arrival says which is first."""
+    """True if nothing but their arrival says which is first.
+
+    A suspect has a step of its own at its turn; taken before its turn it would hold up the others.
+    """
     one, two = first.request, other.request
     is_new = first.status is Status.WAITING and other.status is Status.WAITING
+    is_new = is_new and not first.is_suspect and not other.is_suspect
     return is_new and one.tenant == two.tenant and one.priority == two.priority

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from scheduler_svc.core import (
+    CachePolicy,
     FinishReason,
     OutOfStep,
     Refused,
@@ -336,3 +337,12 @@ def test_a_suspect_without_room_for_all_its_tokens_waits_for_those_that_run() ->
         if plan is not None:
             ended += ends(answer(scheduler, *[500] * len(plan.sampled_slots)))
     assert ended == ["b", "suspect"] and not scheduler.view.num_preemptions
+
+
+def test_a_short_suspect_does_not_hold_up_who_came_before_it_by_sessions() -> None:
+    scheduler = make_scheduler(cache_policy=CachePolicy.SESSIONS)
+    scheduler.add(make_request("first", 12, max_tokens=1))
+    scheduler.add(make_request("suspect", range(100, 102), max_tokens=1, num_deaths=1))
+    assert rows(plan_step(scheduler)) == {"first": 12}
+    answer(scheduler, 500)
+    assert rows(plan_step(scheduler)) == {"suspect": 2}
