@@ -19,9 +19,9 @@ from gateway.structure.calls import AnyStructure, CallsInAnswer
 from gateway.structure.structure import ANY_OBJECT, CallList, JsonSchema
 from gateway.structure.tags import Asked, StructuralTags
 from gateway.structure.thinking import ThoughtFirst
+from wire.forks.limits import CheckLimits
 from wire.grammar import BadGrammar, BadVocabulary, GrammarTooLarge
 from wire.grammar_check.checks import ChecksLost, GrammarChecks, SlowGrammar, VocabularySource
-from wire.grammar_check.limits import CheckLimits
 
 NUM_QUICK_THREADS = 2  # threads of their own, so that tokenizing never waits for a grammar
 NUM_SLOW_THREADS = 2

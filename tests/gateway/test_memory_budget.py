@@ -12,8 +12,8 @@ from gateway.grpc_api.recent_calls import MAX_BYTES as MAX_RECENT_CALLS_BYTES
 from gateway.process.config import GatewayConfig
 from scheduler_svc.config import make_parser
 from scheduler_svc.core.queue.intake import ROOM_OF_NEWCOMERS
+from wire.forks.limits import MEMORY_MIB
 from wire.grammar_check.checks import MAX_AT_ONCE, MAX_FULL_AT_ONCE
-from wire.grammar_check.limits import MEMORY_MIB
 from wire.server import SERVER_OPTIONS
 
 CHART = Path(__file__).parents[2] / "deploy/k8s/chart/values.yaml"

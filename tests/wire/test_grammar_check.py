@@ -11,9 +11,9 @@ from gateway.structure.structure import JsonSchema
 from tests import hostile_grammars as hostile
 from tests.pace import patience
 from tests.worker_svc.spelling import EOS, SUMS, VOCAB_SIZE, make_tokenizer
+from wire.forks.limits import CheckLimits
 from wire.grammar import BadGrammar, BadVocabulary, GrammarTooLarge
 from wire.grammar_check.checks import GrammarChecks, SlowGrammar, VocabularySource
-from wire.grammar_check.limits import CheckLimits
 
 SOURCE = VocabularySource(make_tokenizer().to_str, VOCAB_SIZE, [EOS])
 

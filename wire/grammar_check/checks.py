@@ -5,30 +5,22 @@ that exceeded a limit is refused from then on without being tried again. Quick c
 their own: one that takes longer ends, and its caller asks for a full one, which delays no others.
 """
 
-import contextlib
 import hashlib
-import json
 import os
-import socket
-import subprocess
-import sys
 import threading
-import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass
-from functools import partial
-from pathlib import Path
 
+from wire.forks import frames
+from wire.forks.limits import CheckLimits
+from wire.forks.process import BadSettings, HelperProcess, NoStart
 from wire.grammar import BadGrammar, BadVocabulary, GrammarTooLarge
-from wire.grammar_check import frames
-from wire.grammar_check.limits import CheckLimits
 
 MAX_KNOWN = 1_024  # grammars whose outcome is remembered, by hash
 MAX_AT_ONCE = 4  # quick ones
 MAX_FULL_AT_ONCE = 2
-_ROOT = Path(__file__).resolve().parents[2]
 _TRIES = 2  # a checking process that was lost, not by a grammar, is replaced
 
 
@@ -64,7 +56,7 @@ class GrammarChecks:
         num_half = max((os.cpu_count() or 1) // 2, 1)
         self._quick_places = threading.Semaphore(min(MAX_AT_ONCE, max(num_half, 2)))
         self._full_places = threading.Semaphore(min(MAX_FULL_AT_ONCE, num_half))
-        self._process: _Process | None = None
+        self._process: HelperProcess | None = None
         # By hash of the grammar; the newest last.
         self._known: OrderedDict[bytes, _Outcome] = OrderedDict()
         self.num_checked = 0
@@ -115,7 +107,7 @@ class GrammarChecks:
         with self._place(is_quick=is_quick), self._started().connect(is_quick=is_quick) as ask:
             for index, grammar in enumerate(grammars):
                 try:
-                    answer = ask(grammar)
+                    answer = ask(grammar.encode())
                 except (frames.Closed, OSError):
                     return None
                 if answer.startswith(frames.SLOW):
@@ -160,18 +152,33 @@ class GrammarChecks:
             process = self._started()
             try:
                 with process.connect(is_quick=is_quick) as ask:
-                    return ask(grammar)
+                    return ask(grammar.encode())
             except (frames.Closed, OSError):
                 with self._starting:
                     if self._process is process:
                         self.close()
         raise ChecksLost("grammars cannot be checked: the process that does it ends by itself")
 
-    def _started(self) -> "_Process":
+    def _started(self) -> HelperProcess:
         with self._starting:
             if self._process is None:
-                self._process = _Process(self._source, self._limits)
+                self._process = self._start()
             return self._process
+
+    def _start(self) -> HelperProcess:
+        source = self._source
+        settings = {
+            "definition": source.definition(),
+            "vocab_size": source.vocab_size,
+            "eos_token_ids": list(source.eos_token_ids),
+            "limits": asdict(self._limits),
+        }
+        try:
+            return HelperProcess("wire.grammar_check.helper", settings)
+        except BadSettings as error:
+            raise BadVocabulary(str(error)) from error
+        except NoStart as error:
+            raise ChecksLost("grammars cannot be checked: the process does not start") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,58 +193,6 @@ class _Outcome:
         if not self.is_quick or not self.answer.done() or self.answer.exception() is not None:
             return False
         return self.answer.result().startswith(frames.SLOW)
-
-
-class _Process:
-    """A running checking process and the socket to it."""
-
-    def __init__(self, source: VocabularySource, limits: CheckLimits) -> None:
-        self._sending = threading.Lock()
-        self._control, theirs = socket.socketpair()
-        with theirs:
-            command = (sys.executable, "-m", "wire.grammar_check.helper")
-            # A session of its own: no signal of a terminal, and its own share of time.
-            self.process = subprocess.Popen(
-                command, stdin=theirs.fileno(), cwd=_ROOT, start_new_session=True
-            )
-        self.end = weakref.finalize(self, _end, self.process, self._control)
-        settings = {
-            "definition": source.definition(),
-            "vocab_size": source.vocab_size,
-            "eos_token_ids": list(source.eos_token_ids),
-            "limits": asdict(limits),
-        }
-        try:
-            frames.send(self._control, json.dumps(settings).encode())
-            problem = frames.receive(self._control).decode()
-        except (frames.Closed, OSError) as error:
-            self.end()
-            raise ChecksLost("grammars cannot be checked: the process does not start") from error
-        if problem:
-            self.end()
-            raise BadVocabulary(problem)
-
-    @contextlib.contextmanager
-    def connect(self, *, is_quick: bool) -> Iterator[Callable[[str], bytes]]:
-        """A function that asks about grammars in one child. Closed or OSError: it is gone."""
-        mine, theirs = socket.socketpair()
-        with mine:
-            with theirs, self._sending:
-                kind = frames.QUICK_CHECK if is_quick else frames.FULL_CHECK
-                socket.send_fds(self._control, [kind], [theirs.fileno()])
-            yield partial(_ask, mine)
-
-
-def _ask(connection: socket.socket, grammar: str) -> bytes:
-    with contextlib.suppress(BrokenPipeError):  # it has died, and the reason follows
-        frames.send(connection, grammar.encode())
-    return frames.receive(connection)
-
-
-def _end(process: "subprocess.Popen[bytes]", control: socket.socket) -> None:
-    control.close()
-    process.kill()
-    process.wait()
 
 
 def _hash(grammar: str) -> bytes:

@@ -2,14 +2,14 @@
 
 Reading recurses with a grammar's nesting, and a stack that overflows ends the process. Only
 grammars come here that a checking process has read on a sixteenth of this stack
-(`wire.grammar_check.limits`).
+(`wire.forks.limits`).
 """
 
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
-from wire.grammar_check.limits import NICENESS, STACK_MIB
+from wire.forks.limits import NICENESS, STACK_MIB
 
 _STACK_BYTES = 16 * STACK_MIB << 20  # of address space; memory is taken as it is used
 

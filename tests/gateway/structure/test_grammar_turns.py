@@ -13,7 +13,7 @@ from gateway.structure.grammars import GrammarChecker
 from gateway.structure.structure import JsonSchema, Regex
 from tests import hostile_grammars as hostile
 from tests.worker_svc.spelling import EOS, VOCAB_SIZE, make_tokenizer
-from wire.grammar_check.limits import CheckLimits
+from wire.forks.limits import CheckLimits
 
 QUICK = CheckLimits(quick_s=0.03)
 SMALL = JsonSchema("form", {"type": "object", "properties": {"a": {"type": "integer"}}})

@@ -1,4 +1,7 @@
-"""Limits of the check of one grammar, applied to the process that makes it, and in words."""
+"""Limits of one piece of work, applied to the process that does it, and in words.
+
+The numbers are those of grammars.
+"""
 
 import contextlib
 import os
@@ -20,13 +23,14 @@ QUICK_NICENESS = 5  # and quick checks before full ones
 
 @dataclass(frozen=True, slots=True)
 class CheckLimits:
-    """Bounds of one check: seconds of CPU and of the wall, MiB of new memory and of stack."""
+    """Bounds of one piece of work: seconds of CPU and in all, MiB of new memory and of stack."""
 
     cpu_s: int = CPU_S
     quick_s: float = QUICK_S
     wall_s: float = WALL_S
     memory_mib: int = MEMORY_MIB
     stack_mib: int = STACK_MIB
+    what: str = "the grammar"  # is worked on, for reasons
 
     def apply(self, *, is_quick: bool = False) -> None:
         """Limits this process, to be called once after a fork; the system kills it beyond them."""
@@ -45,15 +49,15 @@ class CheckLimits:
         """Why a check ended with this signal."""
         match signal_number:
             case signal.SIGSEGV | signal.SIGBUS:
-                return "the grammar is nested too deeply"
+                return f"{self.what} is nested too deeply"
             case signal.SIGXCPU:
-                return f"the grammar needs more than {self.cpu_s} s of CPU time to be read"
+                return f"{self.what} needs more than {self.cpu_s} s of CPU time to be read"
             case signal.SIGALRM:
-                return f"the grammar needs more than {self.wall_s:g} s to be read"
+                return f"{self.what} needs more than {self.wall_s:g} s to be read"
             case signal.SIGABRT | signal.SIGKILL:
-                return f"the grammar needs more than {self.memory_mib} MiB of memory"
+                return f"{self.what} needs more than {self.memory_mib} MiB of memory"
             case _:
-                return f"the grammar ended the process that read it (signal {signal_number})"
+                return f"{self.what} ended the process that read it (signal {signal_number})"
 
 
 def give_way(niceness: int = NICENESS) -> None:

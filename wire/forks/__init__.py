@@ -1,0 +1,1 @@
+"""Work on what a client sent, in processes that may die of it: a fork for each piece of work."""
