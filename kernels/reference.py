@@ -341,12 +341,14 @@ class AttentionPlan:
         dtype: torch.dtype,
         kind: AttentionKind,
         rows_per_block: int | None = None,
+        both_ways: Sequence[tuple[int, int]] = (),
     ) -> "AttentionPlan":
         """Plans block_tables [B, W], context_lens [B], cu_seqlens_q [B + 1]; masks are of dtype.
 
         It depends on the keys that queries of the kind see, and on no more of it. `rows_per_block`
         is how many slots one block lies after another, if not `block_size`. No block is looked up
-        whose keys no query sees: a table may name another sequence's there.
+        whose keys no query sees: a table may name another sequence's there. `both_ways` are ranges
+        of rows, each of one sequence and one step, that see the later ones of their range, too.
         """
         blocks = _Blocks(block_tables, block_size, rows_per_block or block_size)
         contexts: list[int] = context_lens.tolist()
@@ -362,7 +364,9 @@ class AttentionPlan:
             )
         )
         prefills = tuple(
-            _prefill(starts[i], starts[i + 1], contexts[i], blocks.of_one(i), dtype, kind)
+            _prefill(
+                starts[i], starts[i + 1], contexts[i], blocks.of_one(i), dtype, kind, both_ways
+            )
             for i in live
             if lengths[i] > 1
         )
@@ -453,6 +457,7 @@ def _prefill(
     blocks: _Blocks,
     dtype: torch.dtype,
     kind: AttentionKind,
+    both_ways: Sequence[tuple[int, int]],
 ) -> Prefill:
     """`blocks` are those of the one sequence."""
     device = blocks.tables.device
@@ -463,15 +468,25 @@ def _prefill(
     tiles = []
     for tile_start in range(start, end, QUERY_TILE):
         tile_end = min(tile_start + QUERY_TILE, end)
-        end_key = num_cached + tile_end - start
-        first = end_key - (tile_end - tile_start)  # position of the tile's first query
+        after = num_cached + tile_end - start  # position after the tile's last query
+        first = after - (tile_end - tile_start)  # position of the tile's first query
+        ranges = [
+            (num_cached + begin - start, num_cached + end_ - start)
+            for begin, end_ in both_ways
+            if begin < tile_end and tile_start < end_
+        ]
+        end_key = max([after, *(end_ for _, end_ in ranges)])
         first_key = kind.first_key(first)
         mask = None
-        if first > 0 or not kind.sees_all:
-            queries = torch.arange(first, end_key, device=device).unsqueeze(1)
+        if first > 0 or not kind.sees_all or ranges:
+            queries = torch.arange(first, after, device=device).unsqueeze(1)
             keys = torch.arange(first_key, end_key, device=device)
-            mask = torch.zeros((end_key - first, end_key - first_key), dtype=dtype, device=device)
-            mask = mask.masked_fill_(kind.hides(queries, keys), float("-inf"))
+            hidden = kind.hides(queries, keys)
+            for begin, end_ in ranges:  # later ones are in every window
+                inside = (queries >= begin) & (queries < end_)
+                hidden &= ~(inside & (keys > queries) & (keys < end_))
+            mask = torch.zeros((after - first, end_key - first_key), dtype=dtype, device=device)
+            mask = mask.masked_fill_(hidden, float("-inf"))
         keys_seen = first_key - first_seen, end_key - first_seen
         tiles.append(QueryTile(tile_start, tile_end, *keys_seen, mask))
     return Prefill(slots.flatten(), tuple(tiles))

@@ -26,6 +26,7 @@ from scheduler_svc.core import (
 from scheduler_svc.core.request.fault import blaming
 from scheduler_svc.core.request.requirement import Requirements, adapter_requirement
 from scheduler_svc.core.step.plan import WorkerDraft
+from scheduler_svc.pictures import read_pictures, to_picture_preparation, to_placed_pictures
 from scheduler_svc.sampling import BadSampling, Sampling, resolve
 from wire.adapters import MAX_PATH_BYTES, AdapterSource
 from wire.columns import INT32, UINT8, UINT32, UINT64, pack, unpack
@@ -71,7 +72,7 @@ def to_request(
     vocab_size: int,
     arrival_s: float,
 ) -> Request:
-    """Returns a request for the core. Raises BadSampling, naming the parameter at fault."""
+    """Returns a request for the core. Raises BadSampling or BadPicture, naming what is at fault."""
     prompt, output = _split(submitted, token_ids)
     params, timeout_s = submitted.sampling, origin.timeout_s
     max_tokens = params.max_tokens if params.HasField("max_tokens") else None
@@ -80,7 +81,7 @@ def to_request(
         _check_pooling(submitted)
         max_tokens = 0
         sampling = replace(sampling, pooling=submitted.pooling)
-    output_range = _prompt_output_range(sampling, len(prompt))
+    output_range, pictures = _prompt_output_range(sampling, len(prompt)), read_pictures(submitted)
     adapter = _adapter_of(submitted.adapter) if submitted.HasField("adapter") else None
     if adapter is not None:
         sampling = replace(sampling, adapter=adapter)
@@ -108,7 +109,9 @@ def to_request(
         resumed_by_client=isinstance(submitted, scheduler_pb2.Submit)
         and submitted.resumed_by_client,
         adapter_id="" if adapter is None else adapter.adapter_id,
-        requirements=_requirements(sampling),
+        extras=pictures.extras,
+        requirements=_requirements(sampling) + pictures.requirements,
+        pictures=pictures.payload,
         num_deaths=submitted.num_deaths,
         session=_to_hint(submitted.session) if submitted.HasField("session") else None,
     )
@@ -270,6 +273,7 @@ def _to_new_sequence(new: EnteringSequence) -> worker_pb2.NewSequence:
         prompt_only=new.request.is_prompt_only,
         grammar_preparation=new.preparations.get(GRAMMAR, 0),
         adapter_preparation=_adapter_preparation(new),
+        pictures=to_placed_pictures(new),
     )
 
 
@@ -285,10 +289,11 @@ def to_preparations(
     """Orders about requirements, as the frames of a worker.
 
     `kinds` are those that it prepares. Ids are of one count for all kinds, and one that a worker
-    does not know is dropped already, so each kind hears of all that is dropped.
+    does not know is dropped already, so each kind hears of all that is dropped. Each picture has a
+    frame of its own, since it may be as large as a frame can be.
     """
     grammars = worker_pb2.PrepareGrammars(dropped_ids=preparations.dropped_ids)
-    adapters = worker_pb2.PrepareAdapters()
+    adapters, pictures = worker_pb2.PrepareAdapters(), []
     if RequirementKind.ADAPTER in kinds:
         adapters.dropped_ids.extend(preparations.dropped_ids)
     for wanted in preparations.wanted:
@@ -300,6 +305,10 @@ def to_preparations(
                 preparation_id=number, adapter=types_pb2.Adapter(**sampling.adapter.fields())
             )
             continue
+        if wanted.requirement.kind is RequirementKind.ENCODER_OUTPUT:
+            prepare = worker_pb2.PrepareGrammars(pictures=[to_picture_preparation(wanted)])
+            pictures.append(worker_pb2.AttachRequest(prepare=prepare))
+            continue
         grammars.preparations.add(
             preparation_id=number,
             grammar=sampling.grammar,
@@ -310,7 +319,7 @@ def to_preparations(
         frames.append(worker_pb2.AttachRequest(prepare=grammars))
     if adapters.preparations or adapters.dropped_ids:
         frames.append(worker_pb2.AttachRequest(prepare_adapters=adapters))
-    return frames
+    return frames + pictures  # last, since what is dropped makes room
 
 
 def to_transfers(orders: TransferOrders, tier: str) -> list[worker_pb2.AttachRequest]:

@@ -10,6 +10,11 @@ _KNOWN_KINDS = (
     worker_pb2.KV_GROUP_KIND_UNSPECIFIED,
     worker_pb2.KV_GROUP_KIND_KEYS_AND_VALUES,
 )
+_PREPARED = {
+    RequirementKind.GRAMMAR: "grammars",
+    RequirementKind.ADAPTER: "adapters",
+    RequirementKind.ENCODER_OUTPUT: "pictures",
+}
 
 
 def core_config(config: ServiceConfig, worker: worker_pb2.WorkerDescription) -> SchedulerConfig:
@@ -40,6 +45,7 @@ def core_config(config: ServiceConfig, worker: worker_pb2.WorkerDescription) -> 
         queue_window=config.queue_window,
         max_overtakes=config.max_overtakes,
         prepared_kinds=_prepared_kinds(worker),
+        keeps_pictures_whole=worker.keeps_pictures_whole,
         max_waiting_requests=config.max_waiting_requests,
         max_waiting_tokens=config.max_waiting_tokens,
         max_waiting_requests_per_tenant=config.max_waiting_requests_per_tenant,
@@ -61,7 +67,7 @@ def check_successor(before: SchedulerConfig, worker: worker_pb2.WorkerDescriptio
         raise WrongWorker("one of it and the worker before it makes snapshots of states")
     for kind in before.prepared_kinds:
         if kind not in _prepared_kinds(worker):
-            raise WrongWorker(f"it does not prepare {kind.value}s, unlike the worker before it")
+            raise WrongWorker(f"it does not prepare {_PREPARED[kind]}, unlike the worker before it")
 
 
 def num_tier_blocks(worker: worker_pb2.WorkerDescription) -> int:
@@ -108,12 +114,13 @@ def _keeps_prefixes(worker: worker_pb2.WorkerDescription) -> bool:
 
 
 def _prepared_kinds(worker: worker_pb2.WorkerDescription) -> tuple[RequirementKind, ...]:
-    found: tuple[RequirementKind, ...] = ()
-    if worker.prepares_grammars:
-        found = (RequirementKind.GRAMMAR,)
-    if worker.max_adapters and worker.protocol_minor >= MINOR_WITH_ADAPTERS:
-        found = (*found, RequirementKind.ADAPTER)
-    return found
+    kinds = {
+        RequirementKind.GRAMMAR: worker.prepares_grammars,
+        RequirementKind.ADAPTER: worker.max_adapters
+        and worker.protocol_minor >= MINOR_WITH_ADAPTERS,
+        RequirementKind.ENCODER_OUTPUT: worker.encodes_pictures,
+    }
+    return tuple(kind for kind, is_prepared in kinds.items() if is_prepared)
 
 
 def _namespace(worker: worker_pb2.WorkerDescription) -> str:

@@ -29,6 +29,7 @@ from scheduler_svc.convert import (
 )
 from scheduler_svc.core import Policy, RefusalKind, Refused
 from scheduler_svc.engine import Engine, Failed, NotReady, QueueFull
+from scheduler_svc.pictures import BadPicture
 from scheduler_svc.sampling import BadSampling
 from scheduler_svc.session import SHUTTING_DOWN, STANDS_BY, SessionContext, Sessions
 from scheduler_svc.status import status_of
@@ -168,7 +169,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
                     arrival_s=arrival_s,
                 )
             )
-        except BadSampling as error:
+        except (BadSampling, BadPicture) as error:
             return RefusedCall(invalid, str(error))
         except QueueFull as error:
             code = grpc.StatusCode.RESOURCE_EXHAUSTED

@@ -89,7 +89,7 @@ class Stepping:
         await self._prepare()
 
     async def _prepare(self) -> None:
-        """Asks the worker for the grammars and adapters that it should prepare now."""
+        """Asks the worker for what it should prepare now."""
         if (preparations := self._core.take_preparations()) is not None:
             kinds = self._core.config.prepared_kinds
             await self._link.prepare(to_preparations(preparations, kinds))

@@ -28,6 +28,7 @@ KV_CACHE_DTYPES = ("auto", "fp8", "fp8_e4m3", "fp8_e5m2")
 DEVICES = ("auto", "cpu", "cuda")
 LOAD_FORMATS = ("auto", "dummy")  # dummy: of config.json alone
 MODEL_IMPLS = ("auto", "native", "transformers")  # auto: native where it serves the model
+PICTURES = ("auto", "on", "off")  # auto: where a model that transformers computes takes them
 KV_GROUPS = ("auto", "one")  # auto: by the windows of layers
 QUANTIZATIONS = ("auto", "fp8", "int8", "int4")  # auto: what the checkpoint says
 ALL_REDUCES = ("auto", "peer", "nccl")
@@ -43,6 +44,7 @@ CHOICES = {
     "gemm_algorithms": GEMM_ALGORITHMS,
     "load_format": LOAD_FORMATS,
     "model_impl": MODEL_IMPLS,
+    "pictures": PICTURES,
     "kv_groups": KV_GROUPS,
     "quantization": QUANTIZATIONS,
     "all_reduce": ALL_REDUCES,
@@ -79,6 +81,8 @@ class WorkerConfig:
     dtype: str = "auto"
     load_format: str = "auto"
     model_impl: str = "auto"
+    pictures: str = "auto"
+    picture_cache_mib: int = 512
     quantization: str = "auto"
     kv_cache_dtype: str = "auto"
     device: str = "auto"
@@ -119,6 +123,7 @@ class WorkerConfig:
         for name in (
             "num_kv_blocks",
             "host_blocks",
+            "picture_cache_mib",
             "max_num_seqs",
             "max_num_batched_tokens",
             "max_model_len",
@@ -371,6 +376,13 @@ def _add_types_and_kernels(parser: argparse.ArgumentParser) -> None:
         MODEL_IMPLS,
     )
     add(
+        "--pictures",
+        str,
+        "on: pictures in prompts, by --model-impl transformers; off: text alone; auto: on where "
+        "transformers computes the model on a cpu",
+        PICTURES,
+    )
+    add(
         "--quantization",
         str,
         "auto: as the checkpoint is; others: plain weights are rounded while they are loaded",
@@ -420,6 +432,7 @@ def _add_sizes(parser: argparse.ArgumentParser) -> None:
         float,
         "GiB of host memory in which prompts' KV is kept after the cache has dropped it; 0: none",
     )
+    add("--picture-cache-mib", int, "MiB in which what the encoder made of pictures is kept")
     add(
         "--state-snapshots",
         int,

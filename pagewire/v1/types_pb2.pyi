@@ -148,7 +148,7 @@ class TraceContext(_message.Message):
     def __init__(self, traceparent: _Optional[str] = ..., tracestate: _Optional[str] = ...) -> None: ...
 
 class ModelInfo(_message.Message):
-    __slots__ = ("model", "architecture", "vocab_size", "max_model_len", "eos_token_ids", "config_sha256", "tokenizer_sha256", "dtype", "llguidance_version", "quantization", "parent")
+    __slots__ = ("model", "architecture", "vocab_size", "max_model_len", "eos_token_ids", "config_sha256", "tokenizer_sha256", "dtype", "llguidance_version", "quantization", "parent", "takes_pictures")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     ARCHITECTURE_FIELD_NUMBER: _ClassVar[int]
     VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
@@ -160,6 +160,7 @@ class ModelInfo(_message.Message):
     LLGUIDANCE_VERSION_FIELD_NUMBER: _ClassVar[int]
     QUANTIZATION_FIELD_NUMBER: _ClassVar[int]
     PARENT_FIELD_NUMBER: _ClassVar[int]
+    TAKES_PICTURES_FIELD_NUMBER: _ClassVar[int]
     model: str
     architecture: str
     vocab_size: int
@@ -171,7 +172,8 @@ class ModelInfo(_message.Message):
     llguidance_version: str
     quantization: str
     parent: str
-    def __init__(self, model: _Optional[str] = ..., architecture: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., config_sha256: _Optional[str] = ..., tokenizer_sha256: _Optional[str] = ..., dtype: _Optional[str] = ..., llguidance_version: _Optional[str] = ..., quantization: _Optional[str] = ..., parent: _Optional[str] = ...) -> None: ...
+    takes_pictures: bool
+    def __init__(self, model: _Optional[str] = ..., architecture: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., config_sha256: _Optional[str] = ..., tokenizer_sha256: _Optional[str] = ..., dtype: _Optional[str] = ..., llguidance_version: _Optional[str] = ..., quantization: _Optional[str] = ..., parent: _Optional[str] = ..., takes_pictures: bool = ...) -> None: ...
 
 class Adapter(_message.Message):
     __slots__ = ("name", "path", "adapter_id")
@@ -194,3 +196,29 @@ class SessionHint(_message.Message):
     ttl_s: float
     prefix_key: str
     def __init__(self, session_id: _Optional[str] = ..., parent_session_id: _Optional[str] = ..., ttl_s: _Optional[float] = ..., prefix_key: _Optional[str] = ...) -> None: ...
+
+class Picture(_message.Message):
+    __slots__ = ("position", "num_tokens", "content_id", "pixels")
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CONTENT_ID_FIELD_NUMBER: _ClassVar[int]
+    PIXELS_FIELD_NUMBER: _ClassVar[int]
+    position: int
+    num_tokens: int
+    content_id: bytes
+    pixels: PicturePixels
+    def __init__(self, position: _Optional[int] = ..., num_tokens: _Optional[int] = ..., content_id: _Optional[bytes] = ..., pixels: _Optional[_Union[PicturePixels, _Mapping]] = ...) -> None: ...
+
+class PicturePixels(_message.Message):
+    __slots__ = ("values", "num_rows", "grid", "means", "deviations")
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    NUM_ROWS_FIELD_NUMBER: _ClassVar[int]
+    GRID_FIELD_NUMBER: _ClassVar[int]
+    MEANS_FIELD_NUMBER: _ClassVar[int]
+    DEVIATIONS_FIELD_NUMBER: _ClassVar[int]
+    values: bytes
+    num_rows: int
+    grid: _containers.RepeatedScalarFieldContainer[int]
+    means: _containers.RepeatedScalarFieldContainer[float]
+    deviations: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, values: _Optional[bytes] = ..., num_rows: _Optional[int] = ..., grid: _Optional[_Iterable[int]] = ..., means: _Optional[_Iterable[float]] = ..., deviations: _Optional[_Iterable[float]] = ...) -> None: ...

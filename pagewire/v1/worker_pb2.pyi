@@ -45,7 +45,7 @@ ROW_STATUS_DEAD_END: RowStatus
 ROW_STATUS_REFUSED: RowStatus
 
 class WorkerDescription(_message.Message):
-    __slots__ = ("model", "incarnation", "num_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens", "rank", "world_size", "device", "kv_dtype", "kv_layout", "graph_batch_sizes", "attention_backend", "num_host_blocks", "max_granted_steps", "has_state_hashes", "sends_heartbeats", "attention_timings", "rank_addresses", "all_reduce", "gemm_timings", "rehearsed_steps", "prepares_grammars", "protocol_minor", "verifies_drafts", "draft_model", "kv_groups", "has_states", "num_state_snapshots", "tiers", "max_adapters", "adapters")
+    __slots__ = ("model", "incarnation", "num_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens", "rank", "world_size", "device", "kv_dtype", "kv_layout", "graph_batch_sizes", "attention_backend", "num_host_blocks", "max_granted_steps", "has_state_hashes", "sends_heartbeats", "attention_timings", "rank_addresses", "all_reduce", "gemm_timings", "rehearsed_steps", "prepares_grammars", "protocol_minor", "verifies_drafts", "draft_model", "kv_groups", "has_states", "num_state_snapshots", "tiers", "max_adapters", "adapters", "encodes_pictures", "keeps_pictures_whole")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
@@ -78,6 +78,8 @@ class WorkerDescription(_message.Message):
     TIERS_FIELD_NUMBER: _ClassVar[int]
     MAX_ADAPTERS_FIELD_NUMBER: _ClassVar[int]
     ADAPTERS_FIELD_NUMBER: _ClassVar[int]
+    ENCODES_PICTURES_FIELD_NUMBER: _ClassVar[int]
+    KEEPS_PICTURES_WHOLE_FIELD_NUMBER: _ClassVar[int]
     model: _types_pb2.ModelInfo
     incarnation: int
     num_blocks: int
@@ -110,7 +112,9 @@ class WorkerDescription(_message.Message):
     tiers: _containers.RepeatedCompositeFieldContainer[KvTier]
     max_adapters: int
     adapters: _containers.RepeatedCompositeFieldContainer[_types_pb2.Adapter]
-    def __init__(self, model: _Optional[_Union[_types_pb2.ModelInfo, _Mapping]] = ..., incarnation: _Optional[int] = ..., num_blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ..., device: _Optional[str] = ..., kv_dtype: _Optional[str] = ..., kv_layout: _Optional[str] = ..., graph_batch_sizes: _Optional[_Iterable[int]] = ..., attention_backend: _Optional[str] = ..., num_host_blocks: _Optional[int] = ..., max_granted_steps: _Optional[int] = ..., has_state_hashes: bool = ..., sends_heartbeats: bool = ..., attention_timings: _Optional[_Iterable[_Union[AttentionTiming, _Mapping]]] = ..., rank_addresses: _Optional[_Iterable[str]] = ..., all_reduce: _Optional[str] = ..., gemm_timings: _Optional[_Iterable[_Union[_timing_pb2.GemmTiming, _Mapping]]] = ..., rehearsed_steps: _Optional[_Iterable[_Union[_timing_pb2.RehearsedStep, _Mapping]]] = ..., prepares_grammars: bool = ..., protocol_minor: _Optional[int] = ..., verifies_drafts: bool = ..., draft_model: _Optional[_Union[_types_pb2.ModelInfo, _Mapping]] = ..., kv_groups: _Optional[_Iterable[_Union[KvGroup, _Mapping]]] = ..., has_states: bool = ..., num_state_snapshots: _Optional[int] = ..., tiers: _Optional[_Iterable[_Union[KvTier, _Mapping]]] = ..., max_adapters: _Optional[int] = ..., adapters: _Optional[_Iterable[_Union[_types_pb2.Adapter, _Mapping]]] = ...) -> None: ...
+    encodes_pictures: bool
+    keeps_pictures_whole: bool
+    def __init__(self, model: _Optional[_Union[_types_pb2.ModelInfo, _Mapping]] = ..., incarnation: _Optional[int] = ..., num_blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ..., device: _Optional[str] = ..., kv_dtype: _Optional[str] = ..., kv_layout: _Optional[str] = ..., graph_batch_sizes: _Optional[_Iterable[int]] = ..., attention_backend: _Optional[str] = ..., num_host_blocks: _Optional[int] = ..., max_granted_steps: _Optional[int] = ..., has_state_hashes: bool = ..., sends_heartbeats: bool = ..., attention_timings: _Optional[_Iterable[_Union[AttentionTiming, _Mapping]]] = ..., rank_addresses: _Optional[_Iterable[str]] = ..., all_reduce: _Optional[str] = ..., gemm_timings: _Optional[_Iterable[_Union[_timing_pb2.GemmTiming, _Mapping]]] = ..., rehearsed_steps: _Optional[_Iterable[_Union[_timing_pb2.RehearsedStep, _Mapping]]] = ..., prepares_grammars: bool = ..., protocol_minor: _Optional[int] = ..., verifies_drafts: bool = ..., draft_model: _Optional[_Union[_types_pb2.ModelInfo, _Mapping]] = ..., kv_groups: _Optional[_Iterable[_Union[KvGroup, _Mapping]]] = ..., has_states: bool = ..., num_state_snapshots: _Optional[int] = ..., tiers: _Optional[_Iterable[_Union[KvTier, _Mapping]]] = ..., max_adapters: _Optional[int] = ..., adapters: _Optional[_Iterable[_Union[_types_pb2.Adapter, _Mapping]]] = ..., encodes_pictures: bool = ..., keeps_pictures_whole: bool = ...) -> None: ...
 
 class KvTier(_message.Message):
     __slots__ = ("name", "num_blocks", "bytes_per_block")
@@ -323,12 +327,26 @@ class Skipped(_message.Message):
     def __init__(self, first_step_id: _Optional[int] = ..., last_step_id: _Optional[int] = ...) -> None: ...
 
 class PrepareGrammars(_message.Message):
-    __slots__ = ("preparations", "dropped_ids")
+    __slots__ = ("preparations", "dropped_ids", "pictures")
     PREPARATIONS_FIELD_NUMBER: _ClassVar[int]
     DROPPED_IDS_FIELD_NUMBER: _ClassVar[int]
+    PICTURES_FIELD_NUMBER: _ClassVar[int]
     preparations: _containers.RepeatedCompositeFieldContainer[GrammarPreparation]
     dropped_ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, preparations: _Optional[_Iterable[_Union[GrammarPreparation, _Mapping]]] = ..., dropped_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+    pictures: _containers.RepeatedCompositeFieldContainer[PicturePreparation]
+    def __init__(self, preparations: _Optional[_Iterable[_Union[GrammarPreparation, _Mapping]]] = ..., dropped_ids: _Optional[_Iterable[int]] = ..., pictures: _Optional[_Iterable[_Union[PicturePreparation, _Mapping]]] = ...) -> None: ...
+
+class PicturePreparation(_message.Message):
+    __slots__ = ("preparation_id", "content_id", "num_tokens", "pixels")
+    PREPARATION_ID_FIELD_NUMBER: _ClassVar[int]
+    CONTENT_ID_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PIXELS_FIELD_NUMBER: _ClassVar[int]
+    preparation_id: int
+    content_id: bytes
+    num_tokens: int
+    pixels: _types_pb2.PicturePixels
+    def __init__(self, preparation_id: _Optional[int] = ..., content_id: _Optional[bytes] = ..., num_tokens: _Optional[int] = ..., pixels: _Optional[_Union[_types_pb2.PicturePixels, _Mapping]] = ...) -> None: ...
 
 class PrepareAdapters(_message.Message):
     __slots__ = ("preparations", "dropped_ids")
@@ -499,7 +517,7 @@ class AppendedBlocks(_message.Message):
     def __init__(self, group: _Optional[int] = ..., slots: _Optional[bytes] = ..., block_ids: _Optional[bytes] = ...) -> None: ...
 
 class NewSequence(_message.Message):
-    __slots__ = ("slot", "request_id", "token_ids", "num_prompt_tokens", "num_computed_tokens", "block_ids", "sampling", "prompt_output_begin", "prompt_only", "grammar_preparation", "trace", "group_block_ids", "state_snapshot", "adapter_preparation")
+    __slots__ = ("slot", "request_id", "token_ids", "num_prompt_tokens", "num_computed_tokens", "block_ids", "sampling", "prompt_output_begin", "prompt_only", "grammar_preparation", "trace", "group_block_ids", "state_snapshot", "adapter_preparation", "pictures")
     SLOT_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -514,6 +532,7 @@ class NewSequence(_message.Message):
     GROUP_BLOCK_IDS_FIELD_NUMBER: _ClassVar[int]
     STATE_SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
     ADAPTER_PREPARATION_FIELD_NUMBER: _ClassVar[int]
+    PICTURES_FIELD_NUMBER: _ClassVar[int]
     slot: int
     request_id: str
     token_ids: bytes
@@ -528,7 +547,16 @@ class NewSequence(_message.Message):
     group_block_ids: _containers.RepeatedScalarFieldContainer[bytes]
     state_snapshot: int
     adapter_preparation: int
-    def __init__(self, slot: _Optional[int] = ..., request_id: _Optional[str] = ..., token_ids: _Optional[bytes] = ..., num_prompt_tokens: _Optional[int] = ..., num_computed_tokens: _Optional[int] = ..., block_ids: _Optional[bytes] = ..., sampling: _Optional[_Union[RowSampling, _Mapping]] = ..., prompt_output_begin: _Optional[int] = ..., prompt_only: bool = ..., grammar_preparation: _Optional[int] = ..., trace: _Optional[_Union[_types_pb2.TraceContext, _Mapping]] = ..., group_block_ids: _Optional[_Iterable[bytes]] = ..., state_snapshot: _Optional[int] = ..., adapter_preparation: _Optional[int] = ...) -> None: ...
+    pictures: _containers.RepeatedCompositeFieldContainer[PlacedPicture]
+    def __init__(self, slot: _Optional[int] = ..., request_id: _Optional[str] = ..., token_ids: _Optional[bytes] = ..., num_prompt_tokens: _Optional[int] = ..., num_computed_tokens: _Optional[int] = ..., block_ids: _Optional[bytes] = ..., sampling: _Optional[_Union[RowSampling, _Mapping]] = ..., prompt_output_begin: _Optional[int] = ..., prompt_only: bool = ..., grammar_preparation: _Optional[int] = ..., trace: _Optional[_Union[_types_pb2.TraceContext, _Mapping]] = ..., group_block_ids: _Optional[_Iterable[bytes]] = ..., state_snapshot: _Optional[int] = ..., adapter_preparation: _Optional[int] = ..., pictures: _Optional[_Iterable[_Union[PlacedPicture, _Mapping]]] = ...) -> None: ...
+
+class PlacedPicture(_message.Message):
+    __slots__ = ("position", "preparation_id")
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    PREPARATION_ID_FIELD_NUMBER: _ClassVar[int]
+    position: int
+    preparation_id: int
+    def __init__(self, position: _Optional[int] = ..., preparation_id: _Optional[int] = ...) -> None: ...
 
 class RowSampling(_message.Message):
     __slots__ = ("temperature", "top_p", "top_k", "min_p", "seed", "min_tokens", "stop_token_ids", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "allowed_token_ids", "bad_words_token_ids", "logprobs", "grammar", "prompt_logprobs", "pooling", "logprob_token_ids")

@@ -11,7 +11,13 @@ from scheduler_svc.core.kv.transfers import BlockTransfer, TransferOrders
 from scheduler_svc.core.queue.requirement_waits import Preparation, Preparations
 from scheduler_svc.core.request.config import CachePolicy, Policy, Preemption, SchedulerConfig
 from scheduler_svc.core.request.kv_groups import KvGroup
-from scheduler_svc.core.request.request import FinishReason, RefusalKind, Refused, Request
+from scheduler_svc.core.request.request import (
+    Extra,
+    FinishReason,
+    RefusalKind,
+    Refused,
+    Request,
+)
 from scheduler_svc.core.request.requirement import GRAMMAR, Requirement, RequirementKind
 from scheduler_svc.core.request.sequence import Sequence, Status
 from scheduler_svc.core.request.session_hint import SessionHint
@@ -43,6 +49,7 @@ __all__ = [
     "Cut",
     "Drafts",
     "EnteringSequence",
+    "Extra",
     "FinishReason",
     "Finished",
     "KvGroup",

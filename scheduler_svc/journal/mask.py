@@ -75,6 +75,7 @@ class Mask:
             session=None if request.session is None else self._session(request.session),
             extras=tuple(self._extra(extra) for extra in request.extras),
             requirements=tuple(self._requirement(one) for one in request.requirements),
+            pictures=None,
         )
 
     def name(self, name: str) -> str:

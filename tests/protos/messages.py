@@ -40,6 +40,14 @@ DESCRIPTION = worker_pb2.WorkerDescription(
     protocol_minor=1,
 )
 
+PIXELS = types_pb2.PicturePixels(
+    values=bytes(range(12)),
+    num_rows=4,
+    grid=[1, 2, 2],
+    means=[127.5] * 3,
+    deviations=[127.5] * 3,
+)
+
 HANDSHAKES: dict[str, Message] = {
     "a worker describes itself": worker_pb2.DescribeResponse(
         phase=worker_pb2.WORKER_PHASE_READY,
@@ -166,6 +174,42 @@ STEPS: dict[str, Message] = {
             dropped_ids=[6],
         )
     ),
+    "a worker that encodes pictures": worker_pb2.AttachResponse(
+        description=worker_pb2.WorkerDescription(
+            model=types_pb2.ModelInfo(model="m", takes_pictures=True),
+            encodes_pictures=True,
+            keeps_pictures_whole=True,
+        )
+    ),
+    "prepare a picture": worker_pb2.AttachRequest(
+        prepare=worker_pb2.PrepareGrammars(
+            pictures=[
+                worker_pb2.PicturePreparation(
+                    preparation_id=8, content_id=bytes(range(16)), num_tokens=1, pixels=PIXELS
+                )
+            ]
+        )
+    ),
+    "a sequence with two places of one picture": worker_pb2.AttachRequest(
+        step=worker_pb2.SchedulerOutput(
+            step_id=9,
+            new_sequences=[
+                worker_pb2.NewSequence(
+                    slot=1,
+                    token_ids=pack([150, 5, 150]),
+                    num_prompt_tokens=3,
+                    block_ids=pack([7]),
+                    sampling=worker_pb2.RowSampling(top_p=1.0),
+                    pictures=[
+                        worker_pb2.PlacedPicture(position=0, preparation_id=8),
+                        worker_pb2.PlacedPicture(position=2, preparation_id=8),
+                    ],
+                )
+            ],
+            slots=pack([1]),
+            num_scheduled=pack([3]),
+        )
+    ),
     "a grammar that cannot be followed": worker_pb2.AttachResponse(
         grammar_prepared=worker_pb2.GrammarPrepared(preparation_id=7, problem="a dead end")
     ),
@@ -212,6 +256,18 @@ STEPS: dict[str, Message] = {
 }
 
 SESSIONS: dict[str, Message] = {
+    "submit a prompt with a picture": scheduler_pb2.SessionRequest(
+        submit=scheduler_pb2.Submit(
+            handle=3,
+            request_id="r",
+            prompt_token_ids=pack([151, 150, 152]),
+            pictures=[
+                types_pb2.Picture(
+                    position=1, num_tokens=1, content_id=bytes(range(16)), pixels=PIXELS
+                )
+            ],
+        )
+    ),
     "submit again after a scheduler": scheduler_pb2.SessionRequest(
         submit=scheduler_pb2.Submit(
             handle=7,

@@ -8,7 +8,7 @@ import numpy as np
 from pagewire.v1 import worker_pb2
 from tests.pace import patience
 from worker_svc.protocol.codec import Hello
-from worker_svc.protocol.preparations import GrammarOrders
+from worker_svc.protocol.preparations import PreparationOrders
 from worker_svc.protocol.step import Limits, StepInput, StepOutput
 from worker_svc.serving.scheduler_stream import SchedulerStream
 from worker_svc.serving.session import Session
@@ -27,12 +27,12 @@ class FakeGrammars:
     """Answers each order at once; a grammar that begins with "bad" has a problem."""
 
     def __init__(self) -> None:
-        self.orders: list[GrammarOrders] = []
+        self.orders: list[PreparationOrders] = []
         self.num_forgotten = 0
 
-    def take_orders(self, orders: GrammarOrders, answer: Callable[[int, str], None]) -> None:
+    def take_orders(self, orders: PreparationOrders, answer: Callable[[int, str], None]) -> None:
         self.orders.append(orders)
-        for order in orders.wanted:
+        for order in orders.grammars:
             answer(order.preparation_id, order.grammar if order.grammar.startswith("bad") else "")
 
     def drop_all(self) -> None:
@@ -65,6 +65,13 @@ class FakeRunner:
         self.is_asynchronous = False
         self.tier = None
         self.recording = None
+        self.has_pictures_waiting = False
+
+    def prepare(self, orders: PreparationOrders, answer: Callable[[int, str], None]) -> None:
+        self.state.grammars.take_orders(orders, answer)
+
+    def forget_prepared(self) -> None:
+        self.state.grammars.drop_all()
 
     def launch(self, step: StepInput, queue_us: int) -> StepOutput:
         self.has_begun.set()

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from kernels.attention.paged import Tiles
+from worker_svc.attention.pictures import StepPictures
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +49,7 @@ class AttentionBatch:
     state_cuts: tuple[StateCut, ...] = ()  # in order of sequences and tokens
     # True: how far the states of its sequences go is known once drafts are verified.
     has_drafts: bool = False
+    pictures: StepPictures | None = None  # of its sequences; None: they have none
     # The same for layers of the KV groups after group 0, which have block tables of their own.
     others: "tuple[AttentionBatch, ...]" = ()
 

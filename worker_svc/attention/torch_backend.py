@@ -65,9 +65,10 @@ class TorchAttention:
 def _part_of(call: AttentionCall) -> _Part:
     batch, kv = call.batch, call.kv
     kept = batch.slot_mapping >= 0
+    both_ways = () if batch.pictures is None else batch.pictures.ranges
     plan = AttentionPlan.build(
         batch.block_tables, batch.context_lens, batch.cu_seqlens_q, kv.block_size, call.q.dtype,
-        call.kind, kv.rows_per_block,
+        call.kind, kv.rows_per_block, both_ways,
     )  # fmt: skip
     if bool(kept.all()):
         return _Part(call.kind, kv.place, plan, kv.rows_of(batch.slot_mapping), None)

@@ -15,6 +15,7 @@ from wire.columns import UINT8, pack
 from wire.prompt_outputs import PromptOutput
 from wire.tracing.context import context_from_proto
 from worker_svc.protocol import columns
+from worker_svc.protocol.pictures import to_placed_pictures
 from worker_svc.protocol.row_sampling import read_sampling
 from worker_svc.protocol.step import (
     BadStep,
@@ -355,6 +356,7 @@ def _new_sequence(message: worker_pb2.NewSequence, name: str, limits: Limits) ->
         trace=context_from_proto(message.trace) if message.HasField("trace") else None,
         state_snapshot=message.state_snapshot,
         group_block_ids=tuple(others),
+        pictures=to_placed_pictures(message),
     )
 
 

@@ -1,4 +1,4 @@
-"""Converts frames about grammars that are prepared ahead of their sequences."""
+"""Converts frames about what is prepared ahead of its sequences: grammars and pictures."""
 
 from dataclasses import dataclass
 
@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from pagewire.v1 import worker_pb2
 from worker_svc.protocol import columns
+from worker_svc.protocol.pictures import PictureOrder, to_picture_order
 from worker_svc.protocol.step import BadStep, Limits
 
 _TAG = bytes([worker_pb2.AttachRequest.PREPARE_FIELD_NUMBER << 3 | 2])  # length-delimited
@@ -24,15 +25,16 @@ class GrammarOrder:
 
 
 @dataclass(frozen=True, slots=True)
-class GrammarOrders:
-    """A frame of them, and the ids of earlier ones that are not needed any more."""
+class PreparationOrders:
+    """A frame of orders, and the ids of earlier ones that are not needed any more."""
 
-    wanted: tuple[GrammarOrder, ...]
+    grammars: tuple[GrammarOrder, ...]
+    pictures: tuple[PictureOrder, ...]
     dropped_ids: tuple[int, ...]
 
 
-def decode_orders(frame: bytes, limits: Limits) -> GrammarOrders | None:
-    """Decodes a frame with grammars to prepare; None for any other. Raises BadStep."""
+def decode_orders(frame: bytes, limits: Limits) -> PreparationOrders | None:
+    """Decodes a frame with what to prepare; None for any other. Raises BadStep."""
     if not frame.startswith(_TAG):  # a step, parsed only once
         return None
     try:
@@ -41,8 +43,10 @@ def decode_orders(frame: bytes, limits: Limits) -> GrammarOrders | None:
         return None  # refused when it is executed
     if message.WhichOneof("frame") != "prepare":
         return None
-    orders = [_order(preparation, limits) for preparation in message.prepare.preparations]
-    return GrammarOrders(tuple(orders), tuple(message.prepare.dropped_ids))
+    prepare = message.prepare
+    grammars = [_order(preparation, limits) for preparation in prepare.preparations]
+    pictures = map(to_picture_order, prepare.pictures)
+    return PreparationOrders(tuple(grammars), tuple(pictures), tuple(prepare.dropped_ids))
 
 
 def _order(message: worker_pb2.GrammarPreparation, limits: Limits) -> GrammarOrder:

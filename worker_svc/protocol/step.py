@@ -137,6 +137,14 @@ class RowSampling:
 
 
 @dataclass(frozen=True, slots=True)
+class PlacedPicture:
+    """A picture in a sequence's prompt."""
+
+    position: int  # of its first placeholder
+    preparation_id: int
+
+
+@dataclass(frozen=True, slots=True)
 class NewSequence:
     """A complete sequence, to be placed into a slot."""
 
@@ -155,6 +163,7 @@ class NewSequence:
     state_snapshot: int = 0  # of its states after the computed tokens; 0: there is none
     # The tables of the groups after group 0, one for each.
     group_block_ids: tuple[NDArray[np.int32], ...] = ()
+    pictures: tuple[PlacedPicture, ...] = ()  # of its prompt, in order of position
 
     @property
     def prompt_output_end(self) -> int:

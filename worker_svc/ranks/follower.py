@@ -95,11 +95,9 @@ def _prepare(runner: ModelRunner, frame: bytes) -> None:
         for order in others.wanted:  # rank 0 has given each a place
             adapters.fetch(order)
     elif orders is None:
-        runner.state.grammars.drop_all()
-        if adapters is not None:
-            adapters.drop_all()
+        runner.forget_prepared()
     else:
-        runner.state.grammars.take_orders(orders, lambda *_: None)  # rank 0 answers
+        runner.prepare(orders, lambda *_: None)  # rank 0 answers
 
 
 def _advance(lifecycle: Lifecycle, ranks: Ranks, order: RankOrder) -> None:

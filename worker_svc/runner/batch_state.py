@@ -8,7 +8,7 @@ nothing, `write` brings the device rows up to date, then either `commit` or `rol
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from torch import Tensor
 from wire.state_hash import StateHashes, block_weights, slot_hashes, table_sums
 from worker_svc.adapters.store import AdapterStore
 from worker_svc.adapters.weights import LoadedAdapter
+from worker_svc.attention.pictures import SequencePictures
 from worker_svc.device.transfer import upload
 from worker_svc.protocol.kv_groups import TableLayout
 from worker_svc.protocol.step import (
@@ -29,6 +30,8 @@ from worker_svc.protocol.step import (
     StepInput,
 )
 from worker_svc.runner.block_tables import append, check_computed, tables_of
+from worker_svc.runner.entering_pictures import entering_pictures
+from worker_svc.runner.picture_outputs import PictureOutputs
 from worker_svc.runner.rows import Rows, drafts_of, refuse, runs
 from worker_svc.runner.state_saves import NONE_DUE, DueSaves, Pending, add_saves, take_due
 from worker_svc.sampling.grammars import Grammars
@@ -57,6 +60,7 @@ SLOT = np.dtype(
         ("prompt_only", "?"),
         ("is_refused", "?"),
         ("has_adapter", "?"),
+        ("has_pictures", "?"),
         ("prompt_output_begin", "i8"),
         ("prompt_output_end", "i8"),
     ]
@@ -72,6 +76,7 @@ class Occupant:
     entered_s: float  # monotonic
     processors: RowProcessors
     adapter: LoadedAdapter | None = None
+    pictures: SequencePictures | None = None
 
 
 @dataclass(slots=True)
@@ -142,6 +147,7 @@ class BatchState:
     device: torch.device
     grammars: Grammars
     adapters: AdapterStore | None = None  # None: sequences have none
+    pictures: PictureOutputs | None = None  # None: it serves no pictures
     table: HostSlots = field(init=False)
     # [max_num_seqs, max_model_len + 1]: a step planned before a stop was known may still sample
     # one token past the last position.
@@ -227,6 +233,8 @@ class BatchState:
         columns["num_computed"][rows.slots] += rows.num_advanced
         columns["num_tokens"][rows.slots] += rows.num_sampled
         self.table = staged.table
+        if self.pictures is not None:
+            self._release_pictures(rows.slots)
         self._last_slots = rows.slots
         self._saved.clear()
         step = staged.step
@@ -240,6 +248,16 @@ class BatchState:
         found = (one.adapter for one in self.table.occupants if one is not None)
         running = [adapter.source.adapter_id for adapter in found if adapter is not None]
         adapters.settle([one.adapter_preparation for one in new], running)
+
+    def _release_pictures(self, slots: IntColumn) -> None:
+        """Lets go of what the encoder made for sequences that have computed their pictures."""
+        columns, occupants = self.table.columns, self.table.occupants
+        for slot in slots[columns["has_pictures"][slots]].tolist():
+            occupant = occupants[slot]
+            assert occupant is not None and occupant.pictures is not None  # it has pictures
+            pictures = occupant.pictures
+            if pictures.encoded and columns["num_computed"][slot] >= pictures.ends[-1]:
+                occupants[slot] = replace(occupant, pictures=replace(pictures, encoded=()))
 
     def rollback(self) -> None:
         """The step failed: the state is as before it, and no rows are the previous ones."""
@@ -368,9 +386,10 @@ class BatchState:
             output = sequence.token_ids[sequence.num_prompt_tokens :].tolist()
             place = self.grammars.take_place(sequence.grammar_preparation, sampling.grammar, output)
         adapter = self._adapter_of(sequence, name)
+        pictures = entering_pictures(sequence, self.pictures, name)
         processors = RowProcessors.of(sampling, place)
         table.occupants[sequence.slot] = Occupant(
-            sequence.request_id, sampling, time.monotonic(), processors, adapter
+            sequence.request_id, sampling, time.monotonic(), processors, adapter, pictures
         )
         table.columns[sequence.slot] = (
             len(sequence.token_ids),
@@ -389,6 +408,7 @@ class BatchState:
             sequence.prompt_only,
             bool(sampling.refusal),
             adapter is not None,
+            pictures is not None,
             sequence.prompt_output_begin,
             sequence.prompt_output_end,
         )

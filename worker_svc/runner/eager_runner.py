@@ -24,6 +24,7 @@ from worker_svc.runner.model_runner import (
     to_output,
     us_since,
 )
+from worker_svc.runner.picture_rows import with_pictures
 from worker_svc.runner.refusals import with_refusals
 from worker_svc.runner.rows import Rows
 from worker_svc.sampling.sampler import Sampled, SamplingRows, sample, sample_part
@@ -75,6 +76,10 @@ class EagerRunner(ModelRunner):
         clock = self._new_clock()
         prepare_us = self._draft(staged, clock, started)
         model_inputs = inputs.build(self.state, rows, staged.state_saves)
+        if (pictures := self.state.pictures) is not None:
+            model_inputs = with_pictures(
+                model_inputs, staged, sees_both_ways=pictures.encoder.sees_both_ways
+            )
         sampling = self.state.sampling_rows(staged)
         if prepare_us is None:
             prepare_us = us_since(started)

@@ -8,7 +8,7 @@ import logging
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -25,6 +25,7 @@ from worker_svc.metrics.steps import StepCounts, kind_of
 from worker_svc.models.step_model import StepModel
 from worker_svc.observe.request_spans import RequestStays, StepRows
 from worker_svc.observe.step_profile import ComputedRows, StepProfile
+from worker_svc.protocol.preparations import PreparationOrders
 from worker_svc.protocol.step import (
     ROW_DEAD_END,
     ROW_NOT_FINITE,
@@ -42,6 +43,7 @@ from worker_svc.runner.block_mover import BlockMover
 from worker_svc.runner.draft_model import DraftModel
 from worker_svc.runner.host_tier import HostTier
 from worker_svc.runner.inputs import ModelInputs
+from worker_svc.runner.picture_outputs import NO_ENCODER
 from worker_svc.runner.rows import RowDrafts, Rows
 from worker_svc.runner.state_saves import DueSaves
 from worker_svc.sampling.grammars import Grammars
@@ -196,6 +198,37 @@ class ModelRunner(ABC):
             raise BadStep("num_drafted", "this worker verifies no drafts")
         if drafts.are_made_here and not self.makes_drafts:
             raise BadStep("draft_token_ids", "is empty, and this worker has no draft model")
+
+    def prepare(self, orders: PreparationOrders, answer: Callable[[int, str], None]) -> None:
+        """Starts to prepare grammars, and lines up pictures, which `encode_pictures` encodes.
+
+        `answer` is called, from any thread, with each preparation and its problem, "" without one.
+        """
+        grammars, pictures = self.state.grammars, self.state.pictures
+        grammars.take_orders(orders, answer)
+        if pictures is not None:
+            pictures.take_orders(orders, answer)
+            return
+        for order in orders.pictures:
+            answer(order.preparation_id, NO_ENCODER)
+
+    @torch.inference_mode()
+    def encode_pictures(self) -> bool:
+        """Encodes pictures for one turn between steps; True if the next turn would go on."""
+        return self.state.pictures is not None and self.state.pictures.encode_some()
+
+    @property
+    def has_pictures_waiting(self) -> bool:
+        """True if pictures are not encoded yet."""
+        return self.state.pictures is not None and self.state.pictures.num_waiting > 0
+
+    def forget_prepared(self) -> None:
+        """Forgets all that was prepared: its stream has ended."""
+        self.state.grammars.drop_all()
+        if self.state.adapters is not None:
+            self.state.adapters.drop_all()
+        if self.state.pictures is not None:
+            self.state.pictures.drop_all()
 
     def execute(self, step: StepInput, queue_us: int = 0) -> StepOutput:
         """Launches one step and waits for its answer."""

@@ -24,7 +24,7 @@ from wire.grammar import BadGrammar, Matcher, Vocabulary
 from wire.grammar_check.checks import ChecksLost, GrammarChecks, SlowGrammar
 from worker_svc.device.late_rows import LateFill, LateRows
 from worker_svc.device.transfer import upload_array
-from worker_svc.protocol.preparations import GrammarOrders
+from worker_svc.protocol.preparations import PreparationOrders
 from worker_svc.protocol.step import IntColumn
 from worker_svc.sampling.mask_filling import GrammarPlace, Guesses, MaskFiller, read_tokens
 from worker_svc.sampling.matcher_threads import large_stack_threads
@@ -130,7 +130,7 @@ class Grammars:
             self._checkers.submit(self._check, building, grammar, output, is_quick=True)
         return GrammarPlace(building, len(output))
 
-    def take_orders(self, orders: GrammarOrders, answer: Callable[[int, str], None]) -> None:
+    def take_orders(self, orders: PreparationOrders, answer: Callable[[int, str], None]) -> None:
         """Starts to build matchers for sequences that will enter with these preparations.
 
         `answer` is called from other threads, with a preparation and its grammar's problem, or ""
@@ -138,7 +138,7 @@ class Grammars:
         """
         for preparation_id in orders.dropped_ids:
             self._prepared.pop(preparation_id, None)
-        for order in orders.wanted:
+        for order in orders.grammars:
             if order.refusal:
                 answer(order.preparation_id, order.refusal)
                 continue

@@ -91,7 +91,7 @@ class SchedulerStream:
         """Counts a received frame that is handled at once."""
         self._num_received += 1
 
-    def grammar_prepared(self, preparation_id: int, problem: str) -> None:
+    def prepared(self, preparation_id: int, problem: str) -> None:
         """Sends what became of a preparation, from any thread."""
         if not self.is_over:
             self.outbox.put(encode_prepared(preparation_id, problem))

@@ -2,11 +2,12 @@
 
 from collections.abc import Iterable, Iterator
 
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from wire.metrics.book import Book
 from wire.metrics.exposition import process_metrics
 from wire.metrics.grpc_calls import CallCounts, declared_calls
+from worker_svc.runner.picture_outputs import PictureOutputs
 from worker_svc.startup.lifecycle import Lifecycle, WorkerPhase
 
 SERVICES = (
@@ -49,6 +50,19 @@ def _of_worker(lifecycle: Lifecycle) -> Iterator[Metric]:
         num_slots = len(runner.state.table.live_slots)
         yield _gauge("slots_in_use", "Requests that hold a slot.", num_slots)
         yield from runner.counts.book.read([*runner.counts.row])
+        if runner.state.pictures is not None:
+            yield from _of_pictures(runner.state.pictures)
+
+
+def _of_pictures(pictures: PictureOutputs) -> Iterator[Metric]:
+    prepared = CounterMetricFamily(
+        f"{_PREFIX}pictures", "Pictures of prompts that were encoded, or found so.", labels=["how"]
+    )
+    prepared.add_metric(["encoded"], pictures.num_encoded)
+    prepared.add_metric(["found"], pictures.num_found)
+    yield prepared
+    text = "Bytes of what the encoder made of pictures, kept by content."
+    yield _gauge("picture_cache_bytes", text, pictures.num_bytes)
 
 
 def _gauge(name: str, text: str, value: float) -> GaugeMetricFamily:

@@ -252,7 +252,7 @@ def add_to_server(service: WorkerService, server: grpc.Server) -> None:
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE_NAME, handlers),))
 
 
-def to_model_info(facts: ModelFacts) -> types_pb2.ModelInfo:
+def to_model_info(facts: ModelFacts, *, takes_pictures: bool = False) -> types_pb2.ModelInfo:
     """Converts the facts of the served model to protobuf."""
     return types_pb2.ModelInfo(
         model=facts.name,
@@ -265,6 +265,7 @@ def to_model_info(facts: ModelFacts) -> types_pb2.ModelInfo:
         dtype=facts.dtype,
         llguidance_version=LLGUIDANCE_VERSION,
         quantization=facts.quantization,
+        takes_pictures=takes_pictures,
     )
 
 
@@ -291,7 +292,7 @@ def to_description(description: Description) -> worker_pb2.WorkerDescription:
     """Converts a worker's description to protobuf."""
     adapters = description.adapters
     return worker_pb2.WorkerDescription(
-        model=to_model_info(description.model),
+        model=to_model_info(description.model, takes_pictures=description.encodes_pictures),
         incarnation=description.incarnation,
         num_blocks=description.num_blocks,
         block_size=description.block_size,
@@ -318,6 +319,8 @@ def to_description(description: Description) -> worker_pb2.WorkerDescription:
         max_granted_steps=codec.MAX_GRANTED_STEPS,
         has_state_hashes=True,
         prepares_grammars=True,
+        encodes_pictures=description.encodes_pictures,
+        keeps_pictures_whole=description.keeps_pictures_whole,
         verifies_drafts=description.verifies_drafts,
         has_states=description.has_states,
         num_state_snapshots=description.num_state_snapshots,

@@ -20,7 +20,7 @@ from worker_svc.process.failpoints import Failpoints
 from worker_svc.process.step_limit import StepLimit
 from worker_svc.protocol import codec
 from worker_svc.protocol.codec import Hello
-from worker_svc.protocol.preparations import GrammarOrders, decode_orders
+from worker_svc.protocol.preparations import PreparationOrders, decode_orders
 from worker_svc.protocol.step import BadStep, StepInput, StepOutput
 from worker_svc.protocol.transfers import CancelOrder, decode_transfer
 from worker_svc.runner.model_runner import ModelRunner, Pending, failed
@@ -120,10 +120,7 @@ class Session:
 
     def _greet(self, stream: SchedulerStream, frame: bytes) -> None:
         try:
-            state = self._lifecycle.ready_runner().state
-            state.grammars.drop_all()
-            if state.adapters is not None:
-                state.adapters.drop_all()
+            self._lifecycle.ready_runner().forget_prepared()
             self._ranks.prepare(b"")
         finally:
             self._greet_after_transfers(stream, frame)
@@ -137,7 +134,7 @@ class Session:
             tier.when_done(greet)
 
     def prepare(self, stream: SchedulerStream, frame: bytes) -> bool:
-        """Starts to prepare a frame's grammars; returns False for any other frame."""
+        """Starts to prepare a frame's grammars and pictures; returns False for any other frame."""
         try:
             orders = decode_orders(frame, self._lifecycle.ready_runner().limits)
         except BadStep as error:
@@ -149,11 +146,19 @@ class Session:
             self._compute.post(partial(self._prepare, stream, frame, orders))
         return orders is not None
 
-    def _prepare(self, stream: SchedulerStream, frame: bytes, orders: GrammarOrders) -> None:
+    def _prepare(self, stream: SchedulerStream, frame: bytes, orders: PreparationOrders) -> None:
         if stream.is_over:
             return
         self._ranks.prepare(frame)
-        self._lifecycle.ready_runner().state.grammars.take_orders(orders, stream.grammar_prepared)
+        runner = self._lifecycle.ready_runner()
+        runner.prepare(orders, stream.prepared)
+        if runner.has_pictures_waiting:
+            self._compute.post(self._encode_pictures)
+
+    def _encode_pictures(self) -> None:
+        """Encodes some pictures; what is left follows the steps that are queued by now."""
+        if self._lifecycle.ready_runner().encode_pictures():
+            self._compute.post(self._encode_pictures)
 
     def adapt(self, stream: SchedulerStream, frame: bytes) -> bool:
         """Starts to prepare a frame's adapters; returns False for any other frame."""
@@ -252,6 +257,8 @@ class Session:
             stream.check(step)
             self._ranks.take(frame)
             self._run(stream, runner, step, queue_us)
+            if step.new_sequences and runner.has_pictures_waiting:  # there may be room for them now
+                self._compute.post(self._encode_pictures)
         except (BadStep, StepGap) as error:
             log.warning("epoch %d ends: %s", stream.epoch, error)
             self.end(stream, error)

@@ -62,6 +62,8 @@ class Description:
     num_host_blocks: int = 0
     tiers: tuple[TierFacts, ...] = ()
     verifies_drafts: bool = False
+    encodes_pictures: bool = False
+    keeps_pictures_whole: bool = False  # tokens of one see each other both ways
     draft_model: ModelFacts | None = None  # None: it has none
     rank: int = 0
     world_size: int = 1

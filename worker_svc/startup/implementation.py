@@ -17,6 +17,7 @@ from worker_svc.models import config as model_config
 from worker_svc.models.sharding import Sharding
 from worker_svc.models.spec import ModelSpec, UnsupportedModel
 from worker_svc.parallel.group import Group
+from worker_svc.startup.pictures import ON, encodes_pictures
 
 if TYPE_CHECKING:
     from worker_svc.transformers_models.config import TransformersConfig
@@ -36,7 +37,9 @@ def shape_of(
     It serves contexts of the configured length. Raises UnsupportedModel, with the reason of layers
     of ours where they know the architecture.
     """
-    if config.model_impl == TRANSFORMERS:
+    if config.pictures == ON and config.model_impl == NATIVE:
+        raise UnsupportedOption(f"pictures: {ON} is not served by --model-impl {NATIVE}")
+    if config.model_impl == TRANSFORMERS or config.pictures == ON:
         return _for_length(config, _by_transformers(config, folder, _architectures(folder)))
     try:
         if config.model_impl != NATIVE and device.type == "cuda":
@@ -109,8 +112,9 @@ def load(
     else:
         load = partial(loading.load, folder, place, config.ignore_weights)
     # All have loaded, or none goes on: the model is then tried with all ranks.
+    encodes = encodes_pictures(config, shape, device.type, group)
     made, division = group.together(load)
-    return TransformersModel(shape, made, dtype, device, division)
+    return TransformersModel(shape, made, dtype, device, division, encodes_pictures=encodes)
 
 
 def _by_transformers(

@@ -57,6 +57,7 @@ from worker_svc.startup.description import (
     facts_of,
 )
 from worker_svc.startup.draft_model import LoadedDraft
+from worker_svc.startup.pictures import picture_outputs
 from worker_svc.startup.precompile import Precompile
 from worker_svc.tuning import attention
 from worker_svc.tuning.attention import Candidates, Measure, choose
@@ -332,6 +333,8 @@ def describe(model: LoadedModel, runner: ModelRunner, incarnation: int) -> Descr
         num_host_blocks=limits.num_host_blocks,
         tiers=_tiers(runner),
         verifies_drafts=runner.verifies_drafts,
+        encodes_pictures=(pictures := runner.state.pictures) is not None,
+        keeps_pictures_whole=pictures is not None and pictures.encoder.sees_both_ways,
         has_states=model.decoder.states is not None,
         num_state_snapshots=limits.num_state_snapshots,
         kv_groups=limits.kv_groups,
@@ -455,6 +458,7 @@ def _runner(
 
         made = CudaRunner
     runner = made(model.decoder, kv_cache, limits, model.device, grammars)
+    runner.state.pictures = picture_outputs(config, model.decoder, limits.max_model_len)
     if model.draft is not None:
         runner.draft_model = model.draft.for_runner(runner)
     return runner

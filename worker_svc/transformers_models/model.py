@@ -21,6 +21,7 @@ from worker_svc.attention.batch import AttentionBatch, LastTokens
 from worker_svc.attention.kv_plan import KvPlan, plan_of
 from worker_svc.attention.layer_cache import LayerCache
 from worker_svc.attention.page_cache import PageCache
+from worker_svc.attention.pictures import StepPictures
 from worker_svc.device.capture_stream import captured, capturing
 from worker_svc.models.layer_stack import TileHeads
 from worker_svc.models.spec import UnsupportedModel
@@ -41,6 +42,7 @@ from worker_svc.transformers_models.attention import (
 )
 from worker_svc.transformers_models.config import TransformersConfig
 from worker_svc.transformers_models.division import Division
+from worker_svc.transformers_models.pictures import PictureTower, inputs_with
 from worker_svc.transformers_models.states import PassStates, StateProbe
 
 log = logging.getLogger(__name__)
@@ -100,9 +102,12 @@ class TransformersModel:
         dtype: torch.dtype,
         device: torch.device,
         division: Division | None = None,
+        *,
+        encodes_pictures: bool = False,
     ) -> None:
         """`division` says what of a model several ranks have; all of them make it together.
 
+        With `encodes_pictures` steps may have pictures, and none is recorded in a graph.
         Raises UnsupportedModel for a class whose attention or states are not served.
         """
         self.config = config
@@ -111,6 +116,9 @@ class TransformersModel:
         self.group: Group = ALONE if division is None else division.group
         self._divided_head = division if division is not None and division.divides_head else None
         name, base, self._layers = _parts(model)
+        self.tower: PictureTower | None = None
+        if encodes_pictures:
+            self.tower = PictureTower.of(base, config.whole, device, dtype)
         self._head, self._given = model, _Given(base)
         setattr(model, name, self._given)
         probe, states = Probe(), StateProbe()
@@ -192,7 +200,7 @@ class TransformersModel:
 
     def _recordable(self) -> "TransformersStack | None":
         """The layers for graphs; None if they cannot be recorded."""
-        if self._kernels is None:
+        if self._kernels is None or self.tower is not None:
             return None
         stack = TransformersStack(self, self._layout)
         return stack if self.group.smallest(partial(self._records, stack)) else None
@@ -275,13 +283,15 @@ class TransformersModel:
         """Token ids and positions [T] of a step -> hidden states [T, hidden], normed."""
         if self.states is None:
             with attending(self._attender(kv_cache, batch)):
-                hidden = self._run(token_ids.unsqueeze(0), positions.unsqueeze(0), None)[0]
+                ids, where = token_ids.unsqueeze(0), positions.unsqueeze(0)
+                hidden = self._run(ids, where, None, batch.pictures)[0]
         else:
             hidden = self._in_passes(token_ids, positions, kv_cache, batch, self.states)
         return hidden if last is None else hidden.index_select(0, last.rows)
 
     def _attender(self, kv_cache: LayerCache | PageCache, batch: AttentionBatch) -> Attender:
-        if self._kernels is not None:
+        sees_both_ways = batch.pictures is not None and batch.pictures.ranges
+        if self._kernels is not None and not sees_both_ways:
             return self._kernels.of_step(kv_cache, batch)
         return TorchAttender(self._layout, kv_cache, batch)
 
@@ -325,21 +335,26 @@ class TransformersModel:
         if passed is None:
             passed = PassStates(slot_states.read(slots, where[:, 0] == 0))
         with attending(self._attender(kv_cache, part.batch)):
-            hidden = self._run(ids, where, passed).flatten(0, 1)
+            hidden = self._run(ids, where, passed, part.batch.pictures).flatten(0, 1)
         if part.snapshot is not None:
             slot_states.keep(part.snapshot, passed.states)
         elif part.batch.slots is not None:
             slot_states.write(slots, passed.states)
         return hidden, passed
 
-    def _run(self, token_ids: Tensor, positions: Tensor, states: StateProbe | None) -> Tensor:
+    def _run(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        states: StateProbe | None,
+        pictures: StepPictures | None = None,
+    ) -> Tensor:
         """Token ids and positions [B, N] -> hidden states [B, N, hidden]."""
         output = self._layers(
-            input_ids=token_ids,
             attention_mask=None,
-            position_ids=positions,
             past_key_values=states,
             use_cache=states is not None,
+            **inputs_with(self._layers, token_ids, positions, pictures),
         )
         hidden: Tensor = output.last_hidden_state
         return hidden
@@ -507,6 +522,7 @@ def _part(batch: AttentionBatch, span: StateSpan) -> _Pass:
             parts=None,  # of the whole step
             slots=None if whole.slots is None else whole.slots[rows],
             state_cuts=(),
+            pictures=None if whole.pictures is None else whole.pictures.of(index),
         )
 
     return _Pass(

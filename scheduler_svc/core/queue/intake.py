@@ -123,7 +123,8 @@ class Intake:
             return f"adapter_id is longer than {MAX_ADAPTER_ID_BYTES} bytes"
         if request.session is not None and (problem := request.session.problem):
             return problem
-        if request.extras and (problem := extras_problem(request.extras, len(prompt))):
+        whole = config.max_num_batched_tokens if config.keeps_pictures_whole else None
+        if request.extras and (problem := extras_problem(request.extras, len(prompt), whole)):
             return problem
         return config.requirements_problem(request.requirements)
 

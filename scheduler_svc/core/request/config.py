@@ -84,6 +84,7 @@ class SchedulerConfig:
     kv_groups: tuple[KvGroup, ...] = ()  # group 0 first; empty: it alone, without a window
     # What the worker prepares apart from its steps. Without grammars it reads each in a step.
     prepared_kinds: tuple[RequirementKind, ...] = ()
+    keeps_pictures_whole: bool = False  # no step ends within a picture
     # Limits of the queue; a request that would exceed one is refused. 0: no limit.
     max_waiting_requests: int = 0
     max_waiting_tokens: int = 0
@@ -147,7 +148,7 @@ class SchedulerConfig:
         if not self.kv_groups:
             return -(-(max_len - 1) // self.block_size)
         budget, threshold = self.max_num_batched_tokens, self.long_prefill_token_threshold
-        chunk = min(budget, threshold or budget)
+        chunk = budget if self.keeps_pictures_whole else min(budget, threshold or budget)
         return sum(group.most_blocks(max_len - 1, chunk) for group in self.groups)
 
     def requirements_problem(self, requirements: Requirements) -> str | None:

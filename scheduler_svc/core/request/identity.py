@@ -77,8 +77,11 @@ def origins_of(root: Root, extras: Extras) -> Origins | None:
     return Origins(begins, np.frombuffer(b"".join(digests), dtype="<u8").reshape(-1, 2))
 
 
-def extras_problem(extras: Extras, num_tokens: int) -> str | None:
-    """Why pictures cannot stand among so many prompt tokens; None when they can."""
+def extras_problem(extras: Extras, num_tokens: int, most: int | None = None) -> str | None:
+    """Why pictures cannot stand among so many prompt tokens; None when they can.
+
+    `most` are the tokens that one may have; None: any number.
+    """
     end = 0
     for index, extra in enumerate(extras):
         if not end <= extra.begin < extra.end <= num_tokens:
@@ -86,5 +89,10 @@ def extras_problem(extras: Extras, num_tokens: int) -> str | None:
             return f"extras[{index}] is at {place}: not after the one before and inside the prompt"
         if not 0 <= extra.content_id <= MAX_CONTENT_ID:
             return f"extras[{index}]: content_id has more than 128 bits"
+        if most is not None and extra.end - extra.begin > most:
+            return (
+                f"extras[{index}] has {extra.end - extra.begin} tokens, and a step, which has to "
+                f"compute all of a picture, at most {most}"
+            )
         end = extra.end
     return None

@@ -99,6 +99,7 @@ class Request:
     output_token_ids: TokenIds | None = None
     resumed_by_client: bool = False  # by the client's word; maybe never accepted
     requirements: Requirements = ()  # which the worker prepares before it may enter a slot
+    pictures: object = None  # of its extras, opaque: they go to the worker that encodes them
     num_deaths: int = 0  # of other processes, while it ran there; it begins as a suspect
     session: SessionHint | None = None  # None: its client says nothing of one
 

@@ -20,6 +20,7 @@ from scheduler_svc.core.step.reuse import Reuse
 from scheduler_svc.core.step.start import Start
 from scheduler_svc.core.step.state import SchedulerState
 from scheduler_svc.core.step.tier_use import begin_fetch
+from scheduler_svc.core.step.whole_pictures import whole_chunk
 
 MAX_AWAITING = 64  # most sequences examined per step that await their fork group
 _HELD_BY_SLOTS, _HELD_BY_BUDGET = AdmissionHold(Cause.SLOTS), AdmissionHold(Cause.BUDGET)
@@ -225,6 +226,8 @@ class Admission:
         if start is None:
             return _Outcome.AWAITS_FORK_GROUP
         chunk, num_new = self._first_chunk(sequence, start, draft.budget)
+        if not chunk:
+            return _Outcome.NO_ROOM  # for a picture that is to be computed whole
         # Shared blocks without a holder leave the free queue as well.
         num_taken = sum(num_new) + state.pool.num_free_among(start.all_shared)
         short = num_taken + self._rest_of_prompt(sequence, start, chunk) - num_free
@@ -281,6 +284,8 @@ class Admission:
         chunk = min(len(sequence.token_ids) - start.num_computed, budget)
         if config.long_prefill_token_threshold:
             chunk = min(chunk, config.long_prefill_token_threshold)
+        if config.keeps_pictures_whole:
+            chunk = whole_chunk(sequence.request.extras, start.num_computed, chunk, budget)
         end, first = start.num_computed + chunk, self._groups[0]
         needs = [-(-end // first.block_size) - start.num_null - len(start.shared)]
         for group, table in zip(self._groups[1:], start.more, strict=True):

@@ -23,6 +23,7 @@ from scheduler_svc.core.step.growth import Growth
 from scheduler_svc.core.step.plan import NO_DRAFTS, AdmissionHold, Cause, Drafts, StepPlan
 from scheduler_svc.core.step.speculation import Speculation
 from scheduler_svc.core.step.state import SchedulerState
+from scheduler_svc.core.step.whole_pictures import whole_chunk
 
 _HELD_BY_PREEMPTION = AdmissionHold(Cause.PREEMPTION)
 
@@ -175,7 +176,9 @@ class Planner:
         chunks = planned - computed
         if planned[0] >= table.max_len[slot] or not chunks[0] or slot in table.drafting_slots:
             return None
-        self._budget.share(chunks)
+        budget = self._budget.share(chunks)
+        if self._config.keeps_pictures_whole:
+            self._keep_pictures_whole(index, computed, chunks, budget)
         draft = Draft(self._next_step_id, index.astype(np.int32), index, computed, planned)
         if not self._growth.grow_alone(draft, slot, int(computed[0] + chunks[0])):
             return None
@@ -199,6 +202,8 @@ class Planner:
             np.count_nonzero(chunks == 1) == len(chunks) and not table.prompt_output_slots
         )
         budget = self._budget.beside(len(index)) if is_decode_step else self._budget.share(chunks)
+        if self._config.keeps_pictures_whole and not is_decode_step:
+            budget = self._keep_pictures_whole(index, computed, chunks, budget)
         if drafts and self._speculation.add(draft, chunks, drafts, budget):
             is_decode_step = False
         if table.more:
@@ -218,6 +223,27 @@ class Planner:
         num_tokens = len(index) if is_decode_step else int(chunks.sum())
         draft.budget, draft.is_capped = budget - num_tokens, budget < self._budget.most
         return draft
+
+    def _keep_pictures_whole(
+        self,
+        index: NDArray[np.integer],
+        computed: NDArray[np.int32],
+        chunks: NDArray[np.int32],
+        budget: int,
+    ) -> int:
+        """Changes chunks [rows] that would cut a picture; returns the budget.
+
+        A picture that has no room even alone among the decodes leaves none to new sequences: they
+        would decode, too, and it would never have.
+        """
+        table, has_room = self._state.table, True
+        for row in np.flatnonzero((table.extras_end[index] > computed) & (chunks > 0)).tolist():
+            sequence, chunk = table.sequence[int(index[row])], int(chunks[row])
+            assert sequence is not None
+            most = self._budget.most - int(chunks.sum()) + chunk
+            chunks[row] = whole_chunk(sequence.request.extras, int(computed[row]), chunk, most)
+            has_room &= bool(chunks[row])
+        return max(budget, int(chunks.sum())) if has_room else int(chunks.sum())
 
     # --- the plan --------------------------------------------------------------------------------
 

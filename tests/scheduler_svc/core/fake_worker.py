@@ -80,6 +80,7 @@ class FakeWorker:
     ) -> None:
         self.groups = groups
         self.has_states = has_states
+        self.keeps_pictures_whole = False
         self.snapshots: dict[int, Content] = {}
         self.vocab_size = vocab_size
         self.kv: dict[tuple[int, int], Content] = {}  # (block, offset) to content
@@ -115,6 +116,8 @@ class FakeWorker:
         sampled, token_ids, num_sampled, prompt_outputs = [], [], [], []
         for row, count in zip(rows, counts, strict=True):
             self._read(row, count)
+            if self.keeps_pictures_whole:
+                self._check_pictures(row, count)
             prompt_outputs += self._compute_prompt_outputs(row, count)
             if self.has_states:
                 self._follow_state(row, count)
@@ -135,6 +138,12 @@ class FakeWorker:
         return StepResult(
             plan.step_id, tokens, prompt_outputs=tuple(prompt_outputs), num_sampled=ranges
         )
+
+    def _check_pictures(self, row: int, count: int) -> None:
+        """Asserts that a row's tokens end within no picture."""
+        slot = self.slots[row]
+        end = slot.num_computed + count
+        assert not any(extra.begin < end < extra.end for extra in slot.request.extras)
 
     def _apply_changes(self, plan: StepPlan) -> None:
         for number in plan.freed_slots:

@@ -49,7 +49,9 @@ class Simulation:
 
     def _fresh_worker(self) -> FakeWorker:
         config = self.config
-        return FakeWorker(config.groups, config.vocab_size, config.has_states)
+        worker = FakeWorker(config.groups, config.vocab_size, config.has_states)
+        worker.keeps_pictures_whole = config.keeps_pictures_whole
+        return worker
 
     @property
     def live(self) -> list[str]:
@@ -235,6 +237,8 @@ class Simulation:
         assert plan.num_tokens <= self.config.max_num_batched_tokens
         assert plan.num_free_blocks == self.scheduler.internal_state.pool.num_free
         threshold = self.config.long_prefill_token_threshold
+        if self.config.keeps_pictures_whole:  # a picture may exceed it
+            threshold = 0
         if threshold and plan.num_scheduled is not None:
             is_prompt = ~np.isin(plan.slots, list(plan.drafts))
             assert plan.num_scheduled[is_prompt].max(initial=0) <= threshold

@@ -8,7 +8,8 @@ import hashlib
 import pickle
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -29,6 +30,7 @@ from scheduler_svc.core import (
     Status,
     StepPlan,
 )
+from scheduler_svc.core.request.request import Extras
 from tests.scheduler_svc.core.draws import Draw
 from tests.scheduler_svc.core.granting import Granting
 
@@ -57,8 +59,9 @@ def draw_config(draw: Draw) -> SchedulerConfig:
     max_num_seqs, groups = draw.integer(1, 6), draw_groups(draw)
     has_states = draw.pick([False, False, True])
     preemption = Preemption.RECOMPUTE if has_states else draw.pick(list(Preemption))
+    num_blocks = draw.integer(3, 24 * max(len(groups), 1))
     return SchedulerConfig(
-        num_blocks=draw.integer(3, 24 * max(len(groups), 1)),
+        num_blocks=num_blocks,
         block_size=groups[0].block_size if groups else draw.integer(1, 4),
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=draw.integer(max_num_seqs, 24),
@@ -80,6 +83,7 @@ def draw_config(draw: Draw) -> SchedulerConfig:
         queue_window=draw.pick([0, 1, 4]),
         max_overtakes=draw.pick([0, 1, 3]),
         prepared_kinds=draw.pick(PREPARED_KINDS),
+        keeps_pictures_whole=num_blocks % 3 == 0,
         max_waiting_requests=draw.pick([0, 0, 3]),
         max_waiting_tokens=draw.pick([0, 0, 60]),
         max_waiting_requests_per_tenant=draw.pick([0, 0, 2]),
@@ -128,6 +132,8 @@ class World(Granting):
         if handle % 11 == 0:
             self.scheduler.end_session("a", str(fields.get("cache_salt", "")))
         token_ids = np.array(prompt, dtype=np.int32)
+        if self.config.keeps_pictures_whole and "extras" in fields:
+            fields["extras"] = self._within_a_step(fields["extras"])
         request = Request(f"r{handle}", token_ids, handle=handle, **fields)  # type: ignore[arg-type]
         try:
             return self.add(request)
@@ -136,6 +142,11 @@ class World(Granting):
             self.num_refused += 1
             self.check()
             return None
+
+    def _within_a_step(self, extras: Any) -> Extras:
+        """Pictures that one step can compute."""
+        most = self.config.max_num_batched_tokens
+        return tuple(replace(one, end=min(one.end, one.begin + most)) for one in extras)
 
     def _check_refusal(self, request: Request, refused: Refused) -> None:
         config, num_usable = self.config, self.scheduler.internal_state.pool.num_usable

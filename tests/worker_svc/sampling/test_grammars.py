@@ -19,9 +19,9 @@ import wire.grammar
 from tests import hostile_grammars as hostile
 from tests.worker_svc.conftest import VOCAB_SIZE, WORKER_CONFIG, Greedy, make_prompt
 from tests.worker_svc.spelling import DIGITS, EOS, SUMS, make_tokenizer
+from wire.forks.limits import CheckLimits
 from wire.grammar import Matcher, Vocabulary, read_vocabulary
 from wire.grammar_check.checks import GrammarChecks, VocabularySource
-from wire.grammar_check.limits import CheckLimits
 from worker_svc.protocol.step import ROW_DEAD_END, NewSequence, RowSampling, StepInput, StepOutput
 from worker_svc.runner.model_runner import NO_TOKEN_LEFT, ModelRunner
 from worker_svc.sampling.grammars import Grammars
