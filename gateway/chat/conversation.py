@@ -2,10 +2,11 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
+from gateway.chat.pictures import PictureSource, pictures_of, without_breaks
 from gateway.errors import limits
 from gateway.errors.request_errors import invalid
 from gateway.text.unicode import whole_characters
@@ -140,6 +141,23 @@ class Conversation:
         )
         parts = len(self.messages) + len(self.rendering.documents) + 8 * len(self.tools)
         return sum(counts) + CHARACTERS_PER_PART * parts
+
+    @property
+    def pictures(self) -> list[PictureSource]:
+        """The pictures of its turns, in order."""
+        return pictures_of(message.content for message in self.messages)
+
+    def with_marks_apart(self) -> "Conversation":
+        """The same with marks of pictures next to the texts, without line breaks in between."""
+        return replace(
+            self,
+            messages=tuple(
+                replace(message, content=without_breaks(message.content or ""))
+                if message.content
+                else message
+                for message in self.messages
+            ),
+        )
 
     @property
     def usable_tools(self) -> tuple[Tool, ...]:

@@ -14,7 +14,8 @@ from gateway.chat.conversation import (
     ToolMode,
 )
 from gateway.chat.parts import CallArguments, CallStart, Content, Part, Reasoning, Reply
-from gateway.errors.request_errors import invalid
+from gateway.chat.pictures import NO_PICTURES, PictureSource, given_pictures
+from gateway.errors.request_errors import invalid, unsupported
 from pagewire.v1 import inference_pb2 as pb
 
 TOOL_MODE = {
@@ -30,7 +31,7 @@ def conversation_from_proto(
 ) -> Conversation:
     """The conversation from a gRPC client. Raises RequestError naming the field at fault."""
     return Conversation(
-        messages=tuple(map(_message, messages)),
+        messages=tuple(_message(f"messages[{n}]", message) for n, message in enumerate(messages)),
         tools=tuple(_tool(f"tools[{index}]", tool) for index, tool in enumerate(options.tools)),
         tool_choice=_tool_choice(options),
         parallel_tool_calls=_flag(options, "parallel_tool_calls") is not False,
@@ -53,16 +54,30 @@ def _flag(options: pb.ChatOptions, name: str) -> bool | None:
     return getattr(options, name) if options.HasField(name) else None
 
 
-def _message(message: pb.ChatMessage) -> Message:
+def _message(path: str, message: pb.ChatMessage) -> Message:
     calls = tuple(ToolCall(call.id, call.name, call.arguments) for call in message.tool_calls)
+    content = "\n".join([*_marks(f"{path}.picture_files", message), message.content])
     return Message(
         role=message.role,
-        content=None if calls and not message.content else message.content,
+        content=None if calls and not content else content,
         name=message.name if message.HasField("name") else None,
         reasoning=message.reasoning if message.HasField("reasoning") else None,
         tool_calls=calls,
         tool_call_id=message.tool_call_id if message.HasField("tool_call_id") else None,
     )
+
+
+def _marks(path: str, message: pb.ChatMessage) -> list[str]:
+    """The marks of a turn's pictures. Raises RequestError where none are taken."""
+    given, files = given_pictures(), message.picture_files
+    if files and given is None:
+        raise unsupported(f"{path}[0]", NO_PICTURES)
+    if given is None:
+        return []
+    return [
+        given.add(PictureSource(f"{path}[{n}]", NO_PICTURES, content=content))
+        for n, content in enumerate(files)
+    ]
 
 
 def _tool(path: str, tool: pb.Tool) -> Tool:

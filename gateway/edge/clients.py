@@ -5,8 +5,8 @@ the header, and a new value would be a new client.
 """
 
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from gateway.callers.auth import CLIENT
 from gateway.errors.request_errors import ErrorKind, RequestError
@@ -22,8 +22,12 @@ def client_at(address: str) -> str:
 class OpenRequests:
     """The open requests of all clients, over HTTP and gRPC together."""
 
-    def __init__(self, max_per_client: int) -> None:
+    def __init__(
+        self, max_per_client: int, around: Callable[[], AbstractContextManager[None]] = nullcontext
+    ) -> None:
+        """Each request runs within a context made by `around`."""
         self._max_per_client = max_per_client
+        self._around = around
         self._open: Counter[str] = Counter()
 
     @contextmanager
@@ -42,7 +46,8 @@ class OpenRequests:
             raise RequestError(ErrorKind.OVERLOADED, problem)
         self._open[client] += 1
         try:
-            yield
+            with self._around():
+                yield
         finally:
             self._open[client] -= 1
             if not self._open[client]:

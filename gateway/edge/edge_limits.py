@@ -7,6 +7,7 @@ from typing import Any
 
 from gateway.callers.grammar_budgets import DEFAULT_LIMITS as DEFAULT_GRAMMAR_LIMITS
 from gateway.callers.grammar_budgets import GrammarLimits
+from gateway.callers.picture_limits import PictureLimits
 from gateway.callers.text_turns import DEFAULT_LIMITS, MIB, TextLimits
 from gateway.errors import limits
 
@@ -30,6 +31,9 @@ class EdgeLimits:
     max_bodies_mib_per_client: int = 256
     max_slow_grammars: int = DEFAULT_GRAMMAR_LIMITS.max_slow
     max_slow_grammars_per_client: int = DEFAULT_GRAMMAR_LIMITS.max_slow_per_client
+    max_pictures: int = PictureLimits().max_pictures
+    max_picture_mib: int = PictureLimits().max_bytes // MIB
+    max_picture_pixels: int = PictureLimits().max_pixels
     max_header_bytes: int = 64 << 10
     max_headers: int = 128
     max_streams_per_client: int = 1024
@@ -80,6 +84,12 @@ class EdgeLimits:
         return GrammarLimits(self.max_slow_grammars, self.max_slow_grammars_per_client)
 
     @property
+    def pictures(self) -> PictureLimits:
+        """The limits of pictures."""
+        max_bytes = self.max_picture_mib * MIB
+        return PictureLimits(self.max_pictures, max_bytes, self.max_picture_pixels)
+
+    @property
     def grpc_options(self) -> list[tuple[str, int]]:
         """The limits that gRPC itself enforces."""
         options = [
@@ -113,6 +123,9 @@ HELP: dict[str, tuple[str, str]] = {
     "max_bodies_mib_per_client": ("MIB", "the same of each client (429)"),
     "max_slow_grammars": ("N", "different grammars whose check takes long that may wait (429)"),
     "max_slow_grammars_per_client": ("N", "of these, those of one client (429)"),
+    "max_pictures": ("N", "most pictures of a request (400)"),
+    "max_picture_mib": ("MIB", "most MiB of a picture's file (400)"),
+    "max_picture_pixels": ("N", "most pixels of a picture, known before it is decoded (400)"),
     "max_header_bytes": ("N", "most bytes of a request's headers (431)"),
     "max_headers": ("N", "most headers of an HTTP request (431)"),
     "max_streams_per_client": (

@@ -51,6 +51,7 @@ from gateway.text.output_text import OutputText
 from gateway.text.prompt_outputs import PromptOutputOptions, PromptOutputReader
 from gateway.text.stops import StopMatcher
 from gateway.tokens.bad_words import with_bad_words
+from gateway.tokens.pictures.reader import PictureReader
 from gateway.tokens.prompts import TokenizedPrompt, tokenize
 from gateway.tokens.tokenizer import Tokenizer
 
@@ -75,6 +76,7 @@ class Pipeline:
         metrics: RequestMetrics | None = None,
         tracer: "Tracer | None" = None,
         grammar_limits: GrammarLimits = DEFAULT_LIMITS,
+        pictures: PictureReader | None = None,
     ) -> None:
         self.sampling_defaults = sampling_defaults
         self._tokenizer = tokenizer
@@ -86,6 +88,7 @@ class Pipeline:
         self.metrics = metrics or RequestMetrics.unread()
         self._tracer = tracer
         self.first_tokens = RecentFirstTokens()
+        self._pictures = pictures
         self._grammars = GrammarChecker(tokenizer.definition, grammar_limits)
         self._live: dict[int, RequestProgress] = {}
         self._num_preparing = 0
@@ -119,8 +122,10 @@ class Pipeline:
         return list(self._live.values())
 
     def close(self) -> None:
-        """Ends the process that checks grammars, and exports the last spans."""
+        """Ends the processes that check grammars and read pictures, and exports the last spans."""
         self._grammars.close()
+        if self._pictures is not None:
+            self._pictures.close()
         if self._tracer is not None:
             self._tracer.close()
 
@@ -258,6 +263,7 @@ class Pipeline:
             output_token_ids=request.resume_token_ids,
             num_deaths=request.num_deaths,
             adapter=model.adapter,
+            pictures=prompt.pictures,
         )
         return submission, partial(self._reader, request, prompt, wanted_outputs)
 
@@ -340,6 +346,7 @@ class Pipeline:
 
     async def _tokenize(self, request: GenerationRequest, model: ServedModel) -> TokenizedPrompt:
         samples_nothing = request.sampling.max_tokens == 0 or request.pooling is not None
+        may_have_pictures = model.takes_pictures and request.pooling is None
         return await tokenize(
             self._tokenizer,
             request.prompt,
@@ -347,6 +354,7 @@ class Pipeline:
             request.add_special_tokens,
             num_output_tokens=0 if samples_nothing else 1,
             truncation=request.truncation,
+            pictures=self._pictures if may_have_pictures else None,
         )
 
     def _prompt_output_options(

@@ -40,6 +40,7 @@ GATHER_MS = 30.0
 MAX_GATHER_MS = 1000.0
 ANY_ORIGIN = "*"
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#@\s]+")
+_HOST = re.compile(r"[a-z0-9.-]+")
 _PREFIX = re.compile(r"(/[A-Za-z0-9._~-]+)+")
 _STARTS = 20.0  # times what it took this process to start, a scheduler may be gone
 
@@ -59,6 +60,7 @@ class GatewayConfig:
     generation_config: str = AUTO_DEFAULTS
     api_key: str | None = None
     cors_origins: tuple[str, ...] = ()
+    allowed_media_domains: tuple[str, ...] = ()  # hosts that pictures are fetched from
     no_page: bool = False
     demo: Path | None = None  # the pipe of `pagewire up --demo`
     strict_requests: bool = False
@@ -109,6 +111,9 @@ class GatewayConfig:
         self._check_store()
         if self.root_path and not _PREFIX.fullmatch(self.root_path):
             raise ValueError(f"--root-path: {self.root_path!r} is no path (/NAME or /NAME/NAME)")
+        for name in self.allowed_media_domains:
+            if not _HOST.fullmatch(name):
+                raise ValueError(f"--allowed-media-domains: {name!r} is no host in lower case")
         for origin in self.cors_origins:
             if origin != ANY_ORIGIN and not _ORIGIN.fullmatch(origin):
                 raise ValueError(f"--cors-origins: {origin!r} is no origin (https://HOST[:PORT])")
@@ -284,6 +289,14 @@ def _add_callers(parser: argparse.ArgumentParser) -> None:
         default=(),
         metavar="ORIGIN,ORIGIN",
         help="pages of these origins may call from a browser, of all with *; by default none may",
+    )
+    add(
+        "--allowed-media-domains",
+        type=sources.comma_separated,
+        default=(),
+        metavar="HOST,HOST",
+        help="hosts that pictures are fetched from, by http: and https: URLs; by default none is, "
+        "and pictures come as data: URLs",
     )
     add(
         "--root-path",

@@ -16,6 +16,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from gateway.callers.text_turns import MIB
 from gateway.chat.answer import ChatFormat, choose
+from gateway.chat.pictures import taken
 from gateway.edge.body_guard import body_budget
 from gateway.edge.clients import OpenRequests
 from gateway.edge.http_connection import guarded
@@ -34,6 +35,7 @@ from gateway.page.latency import BOUNDS, LatencyCells
 from gateway.pipeline.pipeline import Pipeline
 from gateway.process.config import GatewayConfig
 from gateway.process.heartbeats import beat
+from gateway.process.pictures import picture_reader
 from gateway.process.scrape import GatewayCounters, GatewayScrape, SharedMemory
 from gateway.request.sampling_defaults import read_defaults
 from gateway.scheduler.adapters import AdapterAdmin
@@ -119,6 +121,7 @@ class Gateway:
         self._channel, self._link = self._open_link()
         served_name = config.served_model_name
         self._readiness = ReadinessWatch(self._channel, self._link, tokenizer, served_name)
+        pictures = picture_reader(config)
         self._pipeline = Pipeline(
             tokenizer,
             self._link,
@@ -128,6 +131,7 @@ class Gateway:
             metrics=self._counters.requests,
             tracer=open_tracer(config.tracing, "gateway"),
             grammar_limits=config.edge.grammars,
+            pictures=pictures,
         )
         self._scrape = GatewayScrape(self._counters, self._pipeline, self._link, self._readiness)
         latency = LatencyCells(self._counters.book, self._counters.rows.totals)
@@ -135,7 +139,8 @@ class Gateway:
         self._health = health.aio.HealthServicer()
         access = config.identity.public_access(config.api_key)
         self._certificates = certificates_of(config.identity)
-        opened = OpenRequests(config.edge.max_streams_per_client)
+        most = config.edge.max_streams_per_client
+        opened = OpenRequests(most) if pictures is None else OpenRequests(most, around=taken)
         self.bodies = body_budget(config.edge)
         app = create_app(
             self._pipeline,

@@ -355,6 +355,7 @@ class ServedModel:
     dtype: str
     llguidance_version: str = ""  # empty: not reported by the worker
     quantization: str = ""  # the same
+    takes_pictures: bool = False
     parent: str = ""  # of an adapter: the name of the model that it is for; empty: this is a model
     adapter: AdapterSource | None = None  # that requests of this name compute with
 

@@ -33,6 +33,7 @@ from gateway.structure.structure import (
 from gateway.structure.tags import Asked, StructuralTags
 from gateway.text.logprobs import OutputTokenLogprobs, RawLogprobs, raw_logprobs
 from gateway.text.prompt_outputs import PromptOutputs
+from gateway.tokens.placeholders import PictureInPrompt
 from pagewire.v1 import inference_pb2, scheduler_pb2, types_pb2
 from wire import columns
 from wire.logprobs import LogprobColumns
@@ -133,12 +134,38 @@ def submit_to_proto(
         skip_prefix_cache=reuse.skip_prefix_cache,
         fork_group="" if output else reuse.fork_group,
         pooling=POOLING_TO_PROTO[wanted.pooling],
+        pictures=_pictures_to_proto(wanted.pictures),
         num_deaths=wanted.num_deaths,
         trace=None if standing.trace is None else _trace_to_proto(standing.trace),
         adapter=None if wanted.adapter is None else types_pb2.Adapter(**wanted.adapter.fields()),
         session=None if reuse.session is None else session_to_proto(reuse.session),
     )
     return scheduler_pb2.SessionRequest(submit=submit)
+
+
+def _pictures_to_proto(pictures: Sequence[PictureInPrompt]) -> list[types_pb2.Picture]:
+    """The pictures of a prompt; of equal ones the first alone has its pixels."""
+    made, sent = [], set[bytes]()
+    for placed in pictures:
+        picture = placed.picture
+        message = types_pb2.Picture(
+            position=placed.position,
+            num_tokens=picture.num_tokens,
+            content_id=picture.content_id,
+        )
+        if picture.content_id not in sent:
+            sent.add(picture.content_id)
+            message.pixels.CopyFrom(
+                types_pb2.PicturePixels(
+                    values=picture.pixels.values,
+                    num_rows=picture.pixels.num_rows,
+                    grid=picture.pixels.grid or (),
+                    means=picture.settings.means,
+                    deviations=picture.settings.deviations,
+                )
+            )
+        made.append(message)
+    return made
 
 
 def _trace_to_proto(trace: TraceContext) -> types_pb2.TraceContext:
@@ -223,6 +250,7 @@ def model_from_proto(message: types_pb2.ModelInfo, served_name: str | None) -> S
         dtype=message.dtype,
         llguidance_version=message.llguidance_version,
         quantization=message.quantization,
+        takes_pictures=message.takes_pictures,
     )
 
 
@@ -240,6 +268,7 @@ def model_to_proto(model: ServedModel) -> types_pb2.ModelInfo:
         llguidance_version=model.llguidance_version,
         quantization=model.quantization,
         parent=model.parent,
+        takes_pictures=model.takes_pictures,
     )
 
 

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from gateway.errors.request_errors import RequestError
 from gateway.request.generation import Finish, PrefixReuse, PromptPooling, SamplingParams, Standing
 from gateway.text.logprobs import RawLogprobs
+from gateway.tokens.placeholders import PictureInPrompt
 from wire.adapters import AdapterSource
 from wire.deaths import MAX_DEATHS, MAX_DEATHS_IN_ALL, PeerLoss
 from wire.prompt_outputs import PromptOutput
@@ -32,6 +33,7 @@ class Submission:
     output_token_ids: tuple[int, ...] = ()  # from an earlier attempt
     num_deaths: int = 0  # of schedulers and gateways in a row, while it ran there without a token
     adapter: AdapterSource | None = None  # that it computes with
+    pictures: tuple[PictureInPrompt, ...] = ()  # of the prompt
     was_accepted: bool = False  # its output so far is that of requests that this gateway had
 
 

@@ -21,7 +21,7 @@ from gateway.chat.template import (
     template_file,
 )
 from gateway.errors import limits
-from gateway.errors.request_errors import ErrorKind, RequestError
+from gateway.errors.request_errors import ErrorKind, RequestError, unsupported
 from gateway.text.detokenizer import (
     META_SPACE,
     ByteLevelDetokenizer,
@@ -98,6 +98,11 @@ class Tokenizer:
         added = self._tokenizer.get_added_tokens_decoder()
         ids = {token.content: number for number, token in added.items()}
         return ids, tuple(number for number, token in added.items() if not token.special)
+
+    def spelled(self, token_id: int) -> str:
+        """The text of a token of control, as templates write it; empty for an unknown one."""
+        found: str | None = self._tokenizer.id_to_token(token_id)
+        return found or ""
 
     def definition(self) -> str:
         """The content of its tokenizer.json, without truncation and padding."""
@@ -233,6 +238,12 @@ class Tokenizer:
 
         With text contents it has marks, which `encode` reads and `mended` takes out.
         """
+        if sources := conversation.pictures:
+            raise unsupported(sources[0].place, "pictures are read where an answer is made alone")
+        return await self.write_around(conversation)
+
+    async def write_around(self, conversation: Conversation) -> str:
+        """The same of a conversation that may have pictures: their marks stand for them."""
         if conversation.num_characters <= INLINE_CHARACTERS:
             return self.render(conversation)
         work = partial(self.render, conversation)

@@ -21,6 +21,8 @@ SMALL_FILES = (
     "tokenizer_config.json",
     "chat_template.jinja",
     "generation_config.json",
+    "preprocessor_config.json",
+    "processor_config.json",
 )
 OTHER_WEIGHTS = (".bin", ".pt", ".pth", ".gguf", ".safetensors", ".onnx", ".h5", ".msgpack")
 HTTP_LIBRARIES = ("httpx", "httpx2")

@@ -33,7 +33,7 @@ def read(path: str, kind: str, block: Block, known: Collection[str]) -> str | No
         return _READERS[kind](path, block)
     if media.is_left_out(kind, block):
         return None
-    raise unsupported(f"{path}.type", media.problem(kind, known))
+    return media.mark_of(f"{path}.type", kind, block, known)
 
 
 def _is_of_another_server(kind: str) -> bool:

@@ -31,7 +31,7 @@ def _check_content(parts: Any) -> Any:
     if not isinstance(parts, list):
         return parts
     limits.check_count("inputs[].content", len(parts), limits.MAX_CONTENT_PARTS)
-    return media.readable("inputs[].content", parts, ("text",))
+    return media.readable("inputs[].content", parts, ("text",), takes_pictures=False)
 
 
 class EmbedInput(Strict):
