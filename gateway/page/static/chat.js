@@ -3,6 +3,7 @@
 import { ApiError, call, events } from "./api.js";
 import { byId, el, setText } from "./dom.js";
 import { MessageView } from "./message.js";
+import { contentOf, Pictures } from "./pictures.js";
 import { Settings } from "./settings.js";
 import { curl, python, showCode } from "./snippets.js";
 import { Chats } from "./store.js";
@@ -19,6 +20,7 @@ export class Chat {
     this.stopper = null; // while an answer comes
     this.log = byId("messages");
     this.prompt = byId("prompt");
+    this.pictures = new Pictures();
     this.#listen();
     this.#showChats();
     this.#showMessages();
@@ -110,7 +112,7 @@ export class Chat {
 
   #body(end) {
     const said = this.chat.messages.slice(0, end).filter((one) => one.role === "user" || one.content);
-    return this.settings.body(this.model, said.map(({ role, content }) => ({ role, content })));
+    return this.settings.body(this.model, said.map((one) => ({ role: one.role, content: contentOf(one) })));
   }
 
   #again(message) {
@@ -123,12 +125,13 @@ export class Chat {
   /** Sends what is in the field. */
   send() {
     const content = this.prompt.value;
-    if (!content.trim() || this.stopper) return;
+    if (!(content.trim() || this.pictures.all.length) || this.stopper) return;
+    const pictures = this.pictures.take();
     this.prompt.value = "";
     this.#grow();
     if (!this.chat.messages.length) this.log.replaceChildren();
-    this.chat.title ||= content.trim().slice(0, MAX_TITLE);
-    const message = { role: "user", content };
+    this.chat.title ||= (content.trim() || pictures[0].name).slice(0, MAX_TITLE);
+    const message = { role: "user", content, pictures };
     this.chat.messages.push(message);
     this.log.append(this.#view(message).root);
     this.#answer();

@@ -13,8 +13,10 @@ export class MessageView {
     this.numbers = el("span");
     const buttons = acts.map(([name, act]) => el("button", { type: "button", class: "quiet", onclick: () => act(message) }, name));
     this.meta = el("div", { class: "meta", hidden: true }, el("span", { class: "acts" }, ...buttons), this.numbers);
+    const names = message.pictures?.map(({ name }) => name).join(", ");
+    const shown = names ? el("p", { class: "shown" }, names) : null;
     const who = message.role === "user" ? "You" : "Model";
-    this.root = el("article", { class: `message ${message.role}`, "aria-label": who }, el("p", { class: "who" }, who), this.thinking, this.text, this.problem, this.meta);
+    this.root = el("article", { class: `message ${message.role}`, "aria-label": who }, el("p", { class: "who" }, who), shown, this.thinking, this.text, this.problem, this.meta);
     this.refresh();
   }
 

@@ -13,7 +13,9 @@ function read(name, otherwise) {
 
 function write(name, value) {
   try {
-    localStorage.setItem(name, JSON.stringify(value));
+    // Pictures would take all the room: a chat that is opened again goes on without them.
+    const without = (_, one) => (typeof one === "string" && one.startsWith("data:image/") ? "" : one);
+    localStorage.setItem(name, JSON.stringify(value, without));
     return true;
   } catch {
     return false; // full: what is on the page stays on the page
