@@ -43,6 +43,8 @@ class GivenPictures:
 
     def in_text(self, text: str) -> list[PictureSource]:
         """The pictures whose marks a text has, in its order."""
+        if not self._sources:
+            return []
         found = (self._sources.get(match[1]) for match in _MARK.finditer(text))
         return [source for source in found if source is not None]
 
