@@ -208,7 +208,7 @@ def test_grammars_are_prepared_for_the_stream_that_asks_and_forgotten_with_the_n
     assert told == [(6, ""), (7, "bad one")]
     (orders,) = grammars.orders
     assert orders.dropped_ids == (5,)
-    assert [order.output_token_ids.tolist() for order in orders.wanted] == [[3, 4], []]
+    assert [order.output_token_ids.tolist() for order in orders.grammars] == [[3, 4], []]
     session.greet(attach(session, 2), b"hello")
     session.submit(stream, b"")  # the compute thread is past the greeting once this ran
     session._compute.call(lambda: None)
@@ -231,7 +231,7 @@ def test_a_preparation_that_cannot_be_is_refused_alone(
     frame = worker_pb2.AttachRequest(prepare=worker_pb2.PrepareGrammars(preparations=[asked, fine]))
     orders = decode_orders(frame.SerializeToString(), LIMITS)
     assert orders is not None
-    bad, good = orders.wanted
+    bad, good = orders.grammars
     assert problem in bad.refusal and not good.refusal
 
 
