@@ -80,11 +80,9 @@ def to_request(
     if submitted.pooling:
         _check_pooling(submitted)
         max_tokens = 0
-        sampling = replace(sampling, pooling=submitted.pooling)
+    adapter = _adapter_of(submitted)
+    sampling = replace(sampling, adapter=adapter, pooling=submitted.pooling)
     output_range, pictures = _prompt_output_range(sampling, len(prompt)), read_pictures(submitted)
-    adapter = _adapter_of(submitted.adapter) if submitted.HasField("adapter") else None
-    if adapter is not None:
-        sampling = replace(sampling, adapter=adapter)
     return Request(
         request_id=origin.request_id,
         prompt_token_ids=prompt,
@@ -117,8 +115,11 @@ def to_request(
     )
 
 
-def _adapter_of(message: types_pb2.Adapter) -> AdapterSource:
-    adapter = AdapterSource.from_message(message)
+def _adapter_of(submitted: ClientRequest) -> AdapterSource | None:
+    """The adapter that computes a request; None: the model alone. Raises BadSampling."""
+    if not submitted.HasField("adapter"):
+        return None
+    adapter = AdapterSource.from_message(submitted.adapter)
     if not adapter.adapter_id or len(adapter.path.encode()) > MAX_PATH_BYTES:
         raise BadSampling("adapter: has no adapter_id, or too long a path")
     return adapter

@@ -50,6 +50,18 @@ CHOICES = {
     "all_reduce": ALL_REDUCES,
 }
 
+_NOT_NEGATIVE = (
+    "num_kv_blocks",
+    "host_blocks",
+    "picture_cache_mib",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "max_model_len",
+    "max_loras",
+    "max_cpu_loras",
+    "threads",
+)
+
 # Options with an effect on one kind of device alone, and what does the same on the other.
 DEVICE_OF = {
     "kv_cache_gib": "cpu",
@@ -120,17 +132,7 @@ class WorkerConfig:
 
     def __post_init__(self) -> None:
         self.identity.check_host(self.host)
-        for name in (
-            "num_kv_blocks",
-            "host_blocks",
-            "picture_cache_mib",
-            "max_num_seqs",
-            "max_num_batched_tokens",
-            "max_model_len",
-            "max_loras",
-            "max_cpu_loras",
-            "threads",
-        ):
+        for name in _NOT_NEGATIVE:
             _require(getattr(self, name) >= 0, name, getattr(self, name), "0 or more")
         snapshots = self.state_snapshots
         _require(snapshots is None or snapshots >= 0, "state_snapshots", snapshots, "0 or more")

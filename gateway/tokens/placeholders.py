@@ -19,7 +19,7 @@ class PictureInPrompt:
 
 @dataclass(frozen=True, slots=True)
 class PictureTokens:
-    """How the tokens around a picture are spelled."""
+    """The spelling of the tokens of a picture, and around it."""
 
     begin: str
     token: str
@@ -49,7 +49,7 @@ def put_in(
 def find(
     token_ids: Sequence[int], pictures: Sequence[PreparedPicture], settings: PictureSettings
 ) -> tuple[PictureInPrompt, ...]:
-    """Where pictures stand. Raises RequestError where a text spells their tokens, too."""
+    """The places of pictures. Raises RequestError where a text spells their tokens, too."""
     placed, at = [], 0
     for picture in pictures:
         while at < len(token_ids) and token_ids[at] != settings.token_id:

@@ -324,9 +324,7 @@ def to_description(description: Description) -> worker_pb2.WorkerDescription:
         verifies_drafts=description.verifies_drafts,
         has_states=description.has_states,
         num_state_snapshots=description.num_state_snapshots,
-        draft_model=None
-        if description.draft_model is None
-        else to_model_info(description.draft_model),
+        draft_model=_to_draft_model(description.draft_model),
         protocol_minor=STEP_MINOR,
         tiers=[to_tier(tier) for tier in description.tiers],
         kv_groups=[_to_kv_group(group) for group in description.kv_groups],
@@ -339,6 +337,10 @@ def to_description(description: Description) -> worker_pb2.WorkerDescription:
             for num_tokens, seconds in description.rehearsed_s.items()
         ],
     )
+
+
+def _to_draft_model(facts: ModelFacts | None) -> types_pb2.ModelInfo | None:
+    return None if facts is None else to_model_info(facts)
 
 
 def _to_kv_group(group: LayerGroup) -> worker_pb2.KvGroup:

@@ -1,4 +1,4 @@
-"""How a model wants pictures: from the files of its folder, or why they are not served.
+"""The form in which a model wants pictures: from the files of its folder, or why there is none.
 
 Of each file only what is known to matter is read, and a value that asks for something else means
 that the model's pictures are not served.
@@ -36,7 +36,7 @@ class EncoderForm(Enum):
 
 @dataclass(frozen=True, slots=True)
 class PictureSettings:
-    """How pictures become the encoder's pixels, and what stands for them in a prompt."""
+    """The steps from a picture to the encoder's pixels, and the tokens that stand for it."""
 
     form: EncoderForm
     token_id: int  # stands for a picture, as often as it has tokens
