@@ -78,13 +78,21 @@ def length(size: int) -> bytes:
     return bytes([*parts, size])
 
 
+def has_lengths(field: FieldDescriptor) -> bool:
+    """True if each entry of a list has a length of its own."""
+    texts = FieldDescriptor.TYPE_STRING, FieldDescriptor.TYPE_BYTES
+    return field.message_type is not None or field.type in texts
+
+
 def filled(path: Path, count: int) -> bytes:
     """A message with so many entries in one list, each as short as can be."""
     *outer, field = path
-    if field.message_type is not None or field.type == FieldDescriptor.TYPE_STRING:
+    if has_lengths(field):
         data = (key(field, 2) + b"\0") * count
     else:
-        data = key(field, 2) + length(count) + b"\1" * count
+        sizes = {FieldDescriptor.TYPE_FLOAT: 4, FieldDescriptor.TYPE_DOUBLE: 8}
+        entries = b"\1" * (count * sizes.get(field.type, 1))
+        data = key(field, 2) + length(len(entries)) + entries
     for step in reversed(outer):
         data = key(step, 2) + length(len(data)) + data
     return data
@@ -119,7 +127,7 @@ def test_a_million_entries_are_counted_before_they_are_made(place: str) -> None:
     data = filled(path, MILLION)
     read = _parser(parse, kind)
     request = read(data)
-    if path[-1].message_type is not None or path[-1].type == FieldDescriptor.TYPE_STRING:
+    if has_lengths(path[-1]):
         assert isinstance(request, Unreadable) and num_parsed == 0
         assert f"{MAX_FIELDS} fields" in str(request)
         return

@@ -28,6 +28,11 @@ MOST_ENTRIES: Mapping[str, int] = {
     "pagewire.v1.GenerationOptions.stop": 1024,
     "pagewire.v1.GenerationOptions.resume_outputs": 1024,
     "pagewire.v1.ChatMessage.tool_calls": 1024,
+    "pagewire.v1.ChatMessage.picture_files": 1024,
+    "pagewire.v1.SchedulerServiceGenerateRequest.pictures": 1024,
+    "pagewire.v1.PicturePixels.grid": 3,
+    "pagewire.v1.PicturePixels.means": 3,
+    "pagewire.v1.PicturePixels.deviations": 3,
     "pagewire.v1.EmbedRequest.inputs": 2048,
 }
 # The last byte of each number alone has its high bit clear.
@@ -35,6 +40,7 @@ _NOT_LAST = bytes(range(0x80, 0x100))
 _VARINT, _FIXED64, _DELIMITED, _START_GROUP, _END_GROUP, _FIXED32 = range(6)
 _FIXED_BYTES = {_FIXED64: 8, _FIXED32: 4, _START_GROUP: 0, _END_GROUP: 0}
 _TEXTS = frozenset({FieldDescriptor.TYPE_STRING, FieldDescriptor.TYPE_BYTES})
+_FLOAT_BYTES = {FieldDescriptor.TYPE_FLOAT: 4, FieldDescriptor.TYPE_DOUBLE: 8}
 
 
 class TooMany(ValueError):
@@ -65,7 +71,7 @@ def check_counts(kind: Descriptor, data: bytes) -> None:
             if field.message_type is not None:
                 left.append((field.message_type, begin, min(at, end)))
             elif field.type not in _TEXTS:
-                num_numbers += len(data[begin:at].translate(None, _NOT_LAST))
+                num_numbers += _num_numbers(field, data[begin:at])
                 if num_numbers > MAX_NUMBERS:
                     raise TooMany(f"the request holds more than {MAX_NUMBERS} numbers")
 
@@ -73,6 +79,13 @@ def check_counts(kind: Descriptor, data: bytes) -> None:
 def most_entries(field: FieldDescriptor) -> int:
     """The most entries of a list."""
     return MOST_ENTRIES.get(field.full_name, MAX_ENTRIES)
+
+
+def _num_numbers(field: FieldDescriptor, packed: bytes) -> int:
+    """The numbers of a packed list."""
+    if (size := _FLOAT_BYTES.get(field.type)) is not None:
+        return len(packed) // size
+    return len(packed.translate(None, _NOT_LAST))
 
 
 def _next_field(message: Descriptor, data: bytes, at: int) -> tuple[Any, int | None, int]:
