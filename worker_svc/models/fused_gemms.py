@@ -139,7 +139,7 @@ class NormedLinear:
             return _multiplied(x, self), x
         return _multiplied(rms_norm(x, self.norm, eps), self), None
 
-    def gated(self, hidden: Hidden, eps: float, gelu: bool) -> Tensor:
+    def gated(self, hidden: Hidden, eps: float, gelu: bool = False) -> Tensor:
         """silu(gate) * up, or with gelu; they are the halves of norm(x) @ W.T: [T, N / 2]."""
         x, how = hidden.residual, GatedProduct(gated=True, gelu=gelu, eps=eps)
         if self.bias is None and _is_by_rows(self, len(x)):

@@ -47,6 +47,8 @@ ONLY_BY_OPTION = {
     f"pagewire_scheduler_tenant_{what}_total"
     for what in ("requests", "prompt_tokens", "output_tokens")
 } | {f"vllm:spec_decode_num_{what}_total" for what in ("drafts", "draft_tokens", "accepted_tokens")}
+# And of a model whose prompts may have pictures: tests/e2e/pictures/test_chats.py.
+ONLY_BY_OPTION |= {"pagewire_worker_pictures_total", "pagewire_worker_picture_cache_bytes"}
 
 
 @pytest.fixture(scope="module")

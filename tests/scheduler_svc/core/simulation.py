@@ -168,6 +168,8 @@ class Simulation:
         self.worker = self._fresh_worker()
         self.results.clear()
         self.num_lost += 1
+        held = list(self.scheduler.internal_state.host.sequences)
+        assert not held, f"in the host memory of a worker that is gone: {held}"
         self.check()
 
     def bring_worker_back(

@@ -70,6 +70,8 @@ def test_the_norm_comes_first_and_nothing_is_left_to_divide_by(is_normed: bool) 
     gate, up = expected.chunk(2, dim=1)
     gated = torch.nn.functional.silu(gate) * up
     torch.testing.assert_close(gemm.gated(hidden, EPS), gated, atol=1e-4, rtol=1e-4)
+    gated = torch.nn.functional.gelu(gate, approximate="tanh") * up
+    torch.testing.assert_close(gemm.gated(hidden, EPS, gelu=True), gated, atol=1e-4, rtol=1e-4)
 
 
 def test_groups_that_are_no_tiles_become_plain_numbers() -> None:

@@ -64,8 +64,10 @@ def test_a_norm_and_an_activation_come_along(tiled_rows: list[int]) -> None:
     gate, up = F.linear(x.float() / rms, weight.float()).chunk(2, -1)
     assert linear.norms(20)
     assert close(linear.gated(Hidden(x), EPS), F.silu(gate) * up)
+    gelu = F.gelu(gate, approximate="tanh")
+    assert close(linear.gated(Hidden(x), EPS, gelu=True), gelu * up)
     # Without an activation the caller divides.
     found, rms_of = linear(Hidden(x), EPS)
     assert rms_of is x
     assert close(found, F.linear(x.float(), weight.float()))
-    assert tiled_rows == [20, 20]
+    assert tiled_rows == [20, 20, 20]

@@ -147,7 +147,7 @@ class NormedNarrowLinear:
             return linear.of_rounded(self._rounded(hidden, eps)), None
         return linear(rms_norm(x, self.norm, eps)), None
 
-    def gated(self, hidden: Hidden, eps: float, gelu: bool) -> Tensor:
+    def gated(self, hidden: Hidden, eps: float, gelu: bool = False) -> Tensor:
         """silu(gate) * up, or with gelu; they are the halves of norm(x) @ W.T: [T, N / 2]."""
         if gelu:
             return silu_and_mul(self(hidden, eps)[0], None, eps, gelu)
