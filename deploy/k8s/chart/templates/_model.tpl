@@ -87,7 +87,7 @@ args:
   {{- with .model.s3.region }}
   - {{ printf "--s3-region=%s" . | quote }}
   {{- end }}
-  {{- range (eq .tier "gateway" | ternary (list "config.json" "generation_config.json" "tokenizer.json" "tokenizer_config.json" "chat_template.jinja") list) }}
+  {{- range (eq .tier "gateway" | ternary (list "config.json" "generation_config.json" "tokenizer.json" "tokenizer_config.json" "chat_template.jinja" "preprocessor_config.json" "processor_config.json") list) }}
   - --include=/{{ . }}
   {{- end }}
 env:
