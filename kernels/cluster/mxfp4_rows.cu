@@ -40,13 +40,6 @@ struct Product {
     float limit, alpha;
 };
 
-__device__ __forceinline__ uint4 load_once(const unsigned char* from) {
-    uint4 r;
-    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(r.x), "=r"(r.y), "=r"(r.z), "=r"(r.w)
-                 : "l"(from));
-    return r;
-}
 __device__ __forceinline__ u32 scaled(u32 pair, u32 factor) {
     u32 r;
     asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(r) : "r"(pair), "r"(factor));

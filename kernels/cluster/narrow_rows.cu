@@ -12,14 +12,6 @@
 // float32, in an order that depends on shapes alone.
 #include "narrow.cuh"
 
-__device__ __forceinline__ uint4 load_once(const unsigned char* from) {
-    uint4 r;
-    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(r.x), "=r"(r.y), "=r"(r.z), "=r"(r.w)
-                 : "l"(from));
-    return r;
-}
-
 // A lane's 16 bytes of a segment of one output. Of the segment's scales it has that of the word
 // with its own number, so that the four lanes have all.
 struct Piece {

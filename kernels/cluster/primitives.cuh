@@ -50,6 +50,15 @@ __device__ __forceinline__ u32 choose_bytes(u32 a, u32 b, u32 which) {
     return r;
 }
 
+// 16 bytes that are read once.
+__device__ __forceinline__ uint4 load_once(const unsigned char* from) {
+    uint4 r;
+    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r.x), "=r"(r.y), "=r"(r.z), "=r"(r.w)
+                 : "l"(from));
+    return r;
+}
+
 // Tensor cores, sums += a b. Of 16 rows a lane has rows lane / 4 and that + 8; of 8 columns it has
 // column lane / 4 of b, and columns 2 (lane % 4) and the next of the sums: [row, c], [row, c + 1],
 // [row + 8, c], [row + 8, c + 1].
