@@ -20,8 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.gpu_steps import Options as StepOptions
-from bench.gpu_steps import measure
+from bench import gpu_steps
 from bench.harness import checkpoints
 from bench.harness.records import Results, add_json, new_parser, spread
 from bench.harness.tables import pages_for
@@ -104,10 +103,11 @@ def report(prefix: Prefix, runner: ModelRunner, options: argparse.Namespace, out
         out.say(f"{name} of {options.tokens} tokens: {median_ms:.2f} ms, {rate:.1f} GB/s")
         values = {"tokens": options.tokens, "bytes": size, "first_use_ms": spread(found_ms, 3)}
         out.add("copy", {"kind": name, **values})
-    settings = step_options(options)
+    argued = ["--shape", options.shape, "--context", str(options.context)]
+    settings, _, _ = gpu_steps.parse([*argued, "--steps", str(options.steps)])
 
     def steps() -> float:
-        return measure(runner, settings, options.rows).step_us
+        return gpu_steps.measure(runner, settings, options.rows).step_us
 
     steps()
     for is_fetch, name in ((True, "fetches"), (False, "stores")):
@@ -124,30 +124,6 @@ def report(prefix: Prefix, runner: ModelRunner, options: argparse.Namespace, out
         each = {"calm_us": spread(calm, 1), "busy_us": spread(busy, 1)}
         facts = {"kind": name, "rows": options.rows, "share": share}
         out.add("steps_during_copies", {**facts, **each})
-
-
-def step_options(options: argparse.Namespace) -> StepOptions:
-    """The decode steps, as bench.gpu_steps measures them."""
-    return StepOptions(
-        shape=options.shape,
-        batches=(options.rows,),
-        context=options.context,
-        steps=options.steps,
-        temperature=0.0,
-        top_p=1.0,
-        device="cuda",
-        tensor_parallel_size=1,
-        repeat=1,
-        layers=options.layers,
-        all_reduce="auto",
-        attention_backend="auto",
-        gemm_algorithms="auto",
-        dtype="bfloat16",
-        kv_cache_dtype="auto",
-        quantization="auto",
-        model_impl="auto",
-        model=None,
-    )
 
 
 def main(arguments: Sequence[str]) -> int:

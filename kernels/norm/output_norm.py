@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from kernels.norm.rms_norm import check, num_warps
+from kernels.norm.rms_norm import check, check_residual, normed_row, num_warps
 from kernels.pdl import has_pdl, launch_options
 
 
@@ -30,8 +30,7 @@ def add_output_norm(
     for each in (weight, next_weight):
         if each is not None:
             check(x, each)
-    if x.shape != residual.shape or x.dtype != residual.dtype or not residual.is_contiguous():
-        raise ValueError(f"residual must be contiguous {tuple(x.shape)} of {x.dtype}")
+    check_residual(x, residual)
     num_rows, width = x.shape
     total = torch.empty_like(residual)
     normed = None if next_weight is None else torch.empty_like(residual)
@@ -80,11 +79,9 @@ def _add_output_norm_kernel(
         gdc_wait()
     x = tl.load(x_ptr + row * stride_x + i, mask=inside, other=0.0).to(tl.float32)
     residual = tl.load(residual_ptr + row * N + i, mask=inside, other=0.0).to(tl.float32)
-    added = x * tl.rsqrt(tl.sum(x * x, 0) / N + eps)
-    added = (added.to(weight.dtype) * weight).to(total_ptr.dtype.element_ty).to(tl.float32)
+    added = normed_row(x, weight, eps, N).to(total_ptr.dtype.element_ty).to(tl.float32)
     total = added * SCALE + residual
     tl.store(total_ptr + row * N + i, total.to(total_ptr.dtype.element_ty), mask=inside)
     if HAS_NEXT:
-        normed = total * tl.rsqrt(tl.sum(total * total, 0) / N + eps)
-        normed = normed.to(next_weight.dtype) * next_weight
+        normed = normed_row(total, next_weight, eps, N)
         tl.store(normed_ptr + row * N + i, normed.to(normed_ptr.dtype.element_ty), mask=inside)

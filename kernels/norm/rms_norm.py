@@ -31,8 +31,7 @@ def add_rms_norm(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, scale: float = 1.0
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns the norm of `scale * x + residual`, and the sum; does not modify the inputs."""
-    if x.shape != residual.shape or x.dtype != residual.dtype or not residual.is_contiguous():
-        raise ValueError(f"residual must be contiguous {tuple(x.shape)} of {x.dtype}")
+    check_residual(x, residual)
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
     total = torch.empty_like(residual)
     _launch(x, residual, weight, eps, out, total, scale)
@@ -80,6 +79,12 @@ def check(x: torch.Tensor, weight: torch.Tensor) -> None:
         raise ValueError(f"rows of {width} exceed {_MAX_WIDTH}")
 
 
+def check_residual(x: torch.Tensor, residual: torch.Tensor) -> None:
+    """Raises ValueError if x cannot be added to the residual."""
+    if x.shape != residual.shape or x.dtype != residual.dtype or not residual.is_contiguous():
+        raise ValueError(f"residual must be contiguous {tuple(x.shape)} of {x.dtype}")
+
+
 def num_warps(block: int) -> int:
     """The warps of a program that norms a row of up to `block` elements."""
     return min(16, max(1, block // 512))
@@ -113,9 +118,15 @@ def _rms_norm_kernel(
     if HAS_RESIDUAL:
         x += tl.load(residual_ptr + row * N + i, mask=inside, other=0.0).to(tl.float32)
         tl.store(total_ptr + row * N + i, x.to(total_ptr.dtype.element_ty), mask=inside)
-    normed = x * tl.rsqrt(tl.sum(x * x, 0) / N + eps)
-    normed = normed.to(weight.dtype) * weight  # rounded before, unless the weight is float32
+    normed = normed_row(x, weight, eps, N)
     tl.store(out_ptr + row * N + i, normed.to(out_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def normed_row(x: tl.tensor, weight: tl.tensor, eps: tl.tensor, N: tl.constexpr) -> tl.tensor:
+    """Returns the norm of a row x of float32 with N elements; zeros may follow."""
+    normed = x * tl.rsqrt(tl.sum(x * x, 0) / N + eps)
+    return normed.to(weight.dtype) * weight  # rounded before, unless the weight is float32
 
 
 @triton.jit
