@@ -9,11 +9,14 @@ service maps to a status.
 import logging
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeVar
 
 from wire.versions import STEP_MAJOR, kv_groups_problem
 from worker_svc.adapters.orders import decode_adapter_orders
+from worker_svc.adapters.store import AdapterOrders
 from worker_svc.parallel.leader import Ranks
 from worker_svc.process.compute_thread import ComputeThread
 from worker_svc.process.failpoints import Failpoints
@@ -36,6 +39,8 @@ from worker_svc.serving.session_errors import (
     UnknownProtocol,
 )
 from worker_svc.startup.lifecycle import Lifecycle
+
+Found = TypeVar("Found")
 
 log = logging.getLogger(__name__)
 
@@ -135,16 +140,33 @@ class Session:
 
     def prepare(self, stream: SchedulerStream, frame: bytes) -> bool:
         """Starts to prepare a frame's grammars and pictures; returns False for any other frame."""
+        limits = self._lifecycle.ready_runner().limits
+
+        def start(orders: PreparationOrders) -> None:
+            stream.count_frame()
+            self._compute.post(partial(self._prepare, stream, frame, orders))
+
+        return self._take(stream, partial(decode_orders, frame, limits), start)
+
+    def _take(
+        self,
+        stream: SchedulerStream,
+        decode: Callable[[], Found | None],
+        use: Callable[[Found], None],
+    ) -> bool:
+        """Uses what a frame holds, if it is of this kind; one that cannot be read ends the stream.
+
+        Returns False for a frame of another kind.
+        """
         try:
-            orders = decode_orders(frame, self._lifecycle.ready_runner().limits)
+            found = decode()
         except BadStep as error:
             log.warning("epoch %d ends: %s", stream.epoch, error)
             self.end(stream, error)
             return True
-        if orders is not None:
-            stream.count_frame()
-            self._compute.post(partial(self._prepare, stream, frame, orders))
-        return orders is not None
+        if found is not None:
+            use(found)
+        return found is not None
 
     def _prepare(self, stream: SchedulerStream, frame: bytes, orders: PreparationOrders) -> None:
         if stream.is_over:
@@ -162,17 +184,13 @@ class Session:
 
     def adapt(self, stream: SchedulerStream, frame: bytes) -> bool:
         """Starts to prepare a frame's adapters; returns False for any other frame."""
-        try:
-            orders = decode_adapter_orders(frame)
-        except BadStep as error:
-            log.warning("epoch %d ends: %s", stream.epoch, error)
-            self.end(stream, error)
-            return True
-        if orders is not None:
+
+        def start(orders: AdapterOrders) -> None:
             stream.count_frame()
             adapters = self._lifecycle.ready_runner().state.adapters
             self._adapters.take(stream, adapters, orders)
-        return orders is not None
+
+        return self._take(stream, partial(decode_adapter_orders, frame), start)
 
     def transfer(self, stream: SchedulerStream, frame: bytes) -> bool:
         """Starts a frame's transfer, or ends some early; returns False for any other frame."""
@@ -200,15 +218,7 @@ class Session:
 
     def cut(self, stream: SchedulerStream, frame: bytes) -> bool:
         """Executes a cut immediately; returns False for any other frame."""
-        try:
-            cut = codec.decode_cut(frame)
-        except BadStep as error:
-            log.warning("epoch %d ends: %s", stream.epoch, error)
-            self.end(stream, error)
-            return True
-        if cut is not None:
-            stream.cut(cut)
-        return cut is not None
+        return self._take(stream, partial(codec.decode_cut, frame), stream.cut)
 
     def finish(self, stream: SchedulerStream) -> None:
         """Ends the stream normally, after the steps that are queued already."""
