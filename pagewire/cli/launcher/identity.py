@@ -134,8 +134,9 @@ def client_keys(
     sources.add_config(parser)
     parser.add_argument("--api-key")
     parser.add_argument("--api-keys", type=Path)
-    of_environment = environment.found("api-key", "up", environ)
-    is_own = options.api_key is not None and options.api_key != (of_environment or ("", ""))[1]
+    # What the gateway does not find in its own environment must come from here.
+    of_gateway = environment.found("api-key", "gateway", environ)
+    is_own = options.api_key is not None and options.api_key != (of_gateway or ("", ""))[1]
     own = [f"--api-key={options.api_key}"] if is_own else []
     own += [] if options.api_keys is None else [f"--api-keys={options.api_keys}"]
     typed = [*own, *settings.gateway_options]

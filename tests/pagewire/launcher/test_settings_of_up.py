@@ -131,6 +131,8 @@ def test_variables_that_nothing_reads_or_that_up_decides_are_named(up):
         (["--api-key", "secret"], {}, ""),
         (["--api-key", "secret"], {"PAGEWIRE_API_KEY": "another"}, ""),
         ([], {"PAGEWIRE_GATEWAY_API_KEY": "secret"}, ""),
+        ([], {"PAGEWIRE_UP_API_KEY": "secret"}, ""),
+        ([], {"PAGEWIRE_UP_API_KEY": "secret", "PAGEWIRE_API_KEY": "another"}, ""),
         (["--config", "{file}"], {}, "api-key: secret"),
         (["--config", "{file}"], {}, "up: {api-key: secret}"),
         (["--gateway-options=--api-key secret"], {"PAGEWIRE_API_KEY": "another"}, ""),
