@@ -4,7 +4,13 @@
 >>> client = pagewire.Client()  # doctest: +SKIP
 >>> print(client.chat("What is the capital of France?").text)  # doctest: +SKIP
 The capital of France is Paris.
+
+LLM starts services of its own. It is the one name that brings in the command's code, so it is
+imported when it is first asked for.
 """
+
+import importlib
+import typing
 
 from pagewire._aio import AsyncClient
 from pagewire._beams import BeamSearch
@@ -60,9 +66,13 @@ from pagewire._types import (
     Usage,
 )
 
+if typing.TYPE_CHECKING:
+    from pagewire.offline.llm import LLM as LLM
+
 __version__ = "0.1.0"
 
 __all__ = [
+    "LLM",
     "TLS",
     "Aborted",
     "AsyncClient",
@@ -111,3 +121,9 @@ __all__ = [
     "Usage",
     "__version__",
 ]
+
+
+def __getattr__(name: str) -> object:
+    if name == "LLM":
+        return importlib.import_module("pagewire.offline.llm").LLM
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -23,6 +23,7 @@ from pagewire._stream import AsyncStream, AsyncStreamCall
 from pagewire._terminal import Progress
 from pagewire._types import (
     TLS,
+    BatchParams,
     CallOptions,
     ChatCallOptions,
     Completion,
@@ -144,7 +145,7 @@ class AsyncClient:
     async def batch(
         self,
         prompts: Sequence[Prompt],
-        params: SamplingParams | None = None,
+        params: BatchParams = None,
         *,
         max_concurrency: int = ...,
         progress: bool | None = ...,
@@ -156,7 +157,7 @@ class AsyncClient:
     async def batch(
         self,
         prompts: Sequence[Prompt],
-        params: SamplingParams | None = None,
+        params: BatchParams = None,
         *,
         max_concurrency: int = ...,
         progress: bool | None = ...,
@@ -167,7 +168,7 @@ class AsyncClient:
     async def batch(
         self,
         prompts: Sequence[Prompt],
-        params: SamplingParams | None = None,
+        params: BatchParams = None,
         *,
         max_concurrency: int = batches.DEFAULT_MAX_CONCURRENCY,
         progress: bool | None = None,
@@ -176,6 +177,7 @@ class AsyncClient:
     ) -> Any:
         """Returns the completions of many prompts, in their order; `max_concurrency` run at a time.
 
+        `params` are those of all prompts, or a list with those of each.
         The first failure cancels the rest and is raised; with `return_errors` it takes the place of
         its completion, and the rest goes on. On a terminal, stderr shows a progress bar; `progress`
         forces it on or off.
@@ -183,7 +185,7 @@ class AsyncClient:
         >>> answers = await client.batch(["2 + 2 =", "3 + 3 ="])  # doctest: +SKIP
         """
         requests = convert.to_batch(prompts, params, options)
-        calls = [partial(self._planner.whole, request, params, options) for request in requests]
+        calls = [partial(self._planner.whole, request, own, options) for request, own in requests]
         method = self._stubs.inference.Generate
         return await self._run(method, calls, max_concurrency, progress, return_errors)
 
@@ -191,7 +193,7 @@ class AsyncClient:
     async def batch_chat(
         self,
         conversations: Sequence[Messages],
-        params: SamplingParams | None = None,
+        params: BatchParams = None,
         *,
         max_concurrency: int = ...,
         progress: bool | None = ...,
@@ -203,7 +205,7 @@ class AsyncClient:
     async def batch_chat(
         self,
         conversations: Sequence[Messages],
-        params: SamplingParams | None = None,
+        params: BatchParams = None,
         *,
         max_concurrency: int = ...,
         progress: bool | None = ...,
@@ -214,7 +216,7 @@ class AsyncClient:
     async def batch_chat(
         self,
         conversations: Sequence[Messages],
-        params: SamplingParams | None = None,
+        params: BatchParams = None,
         *,
         max_concurrency: int = batches.DEFAULT_MAX_CONCURRENCY,
         progress: bool | None = None,
@@ -223,7 +225,7 @@ class AsyncClient:
     ) -> Any:
         """Returns the answers to many conversations, in their order; otherwise like batch."""
         requests = convert.to_batch_chat(conversations, params, options)
-        calls = [partial(self._planner.whole, request, params, options) for request in requests]
+        calls = [partial(self._planner.whole, request, own, options) for request, own in requests]
         method = self._stubs.inference.Chat
         return await self._run(method, calls, max_concurrency, progress, return_errors)
 

@@ -37,8 +37,8 @@ class PagewireError(Exception):
         self.retry_after_s = retry_after_s
 
 
-class InvalidArgument(PagewireError):
-    """A field has an invalid value; the message names it."""
+class InvalidArgument(PagewireError, ValueError):
+    """A field has an invalid value; the message names it. It is a ValueError, too."""
 
 
 class NotFound(PagewireError):

@@ -71,6 +71,9 @@ class SamplingParams:
     skip_speculation: bool | None = None  # draft nothing: changes when tokens come, never which
 
 
+BatchParams = SamplingParams | Sequence[SamplingParams] | None  # of all requests, or of each
+
+
 class CallOptions(TypedDict, total=False):
     """Keyword arguments of generating calls: these, and the fields of SamplingParams.
 
@@ -174,6 +177,11 @@ class Completion:
     def cumulative_logprob(self) -> float | None:
         """Sum of the log probabilities of the tokens; None unless logprobs were requested."""
         return sum(token.logprob for token in self.logprobs) if self.logprobs else None
+
+    @property
+    def outputs(self) -> tuple["Completion", ...]:
+        """All outputs of the request: this one, then `more`."""
+        return (self, *self.more)
 
     @property
     def message(self) -> Message:

@@ -1,6 +1,6 @@
 """Converts arguments to requests. Pure; uses no channel."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar, cast
 
@@ -11,6 +11,7 @@ from pagewire._messages.conversation import to_chat_options, to_messages
 from pagewire._messages.fields import extend, set_fields
 from pagewire._structure import ModelClass, model_class, to_structured_output
 from pagewire._types import (
+    BatchParams,
     CallOptions,
     ChatCallOptions,
     Pooling,
@@ -25,6 +26,7 @@ POOLING: Mapping[Pooling, types_pb2.Pooling] = {
     "mean": types_pb2.POOLING_MEAN,
 }
 
+_One = TypeVar("_One")
 _Whole = TypeVar("_Whole", pb.GenerateRequest, pb.ChatRequest)
 _TOKEN_FIELDS = (
     "temperature",
@@ -94,21 +96,36 @@ def to_stream_chat(
 
 
 def to_batch(
-    prompts: Sequence[Prompt], params: SamplingParams | None, options: CallOptions
-) -> list[pb.GenerateRequest]:
-    """The requests of batch; the index of each prompt is appended to ids and keys."""
-    if isinstance(prompts, str):
-        raise InvalidArgument("prompts: needs a list of prompts, not one string")
-    return _numbered([to_generate(prompt, params, options) for prompt in prompts])
+    prompts: Sequence[Prompt], params: BatchParams, options: CallOptions
+) -> list[tuple[pb.GenerateRequest, SamplingParams | None]]:
+    """The requests of batch with their parameters; ids and keys get the index of each prompt."""
+    pairs = _paired("prompts", prompts, params)
+    requests = _numbered([to_generate(prompt, own, options) for prompt, own in pairs])
+    return [(request, own) for request, (_, own) in zip(requests, pairs, strict=True)]
 
 
 def to_batch_chat(
-    conversations: Sequence[Messages], params: SamplingParams | None, options: ChatCallOptions
-) -> list[pb.ChatRequest]:
-    """The requests of batch_chat; the index of each conversation is appended to ids and keys."""
-    if isinstance(conversations, str):
-        raise InvalidArgument("conversations: needs a list of conversations, not one string")
-    return _numbered([to_chat(messages, params, options) for messages in conversations])
+    conversations: Sequence[Messages], params: BatchParams, options: ChatCallOptions
+) -> list[tuple[pb.ChatRequest, SamplingParams | None]]:
+    """The requests of batch_chat; otherwise like to_batch."""
+    pairs = _paired("conversations", conversations, params)
+    requests = _numbered([to_chat(messages, own, options) for messages, own in pairs])
+    return [(request, own) for request, (_, own) in zip(requests, pairs, strict=True)]
+
+
+def _paired(
+    name: str, given: Iterable[_One], params: BatchParams
+) -> list[tuple[_One, SamplingParams | None]]:
+    """Each one of a batch with its parameters."""
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        found = "one string" if isinstance(given, str) else repr(given)
+        raise InvalidArgument(f"{name}: needs a list of {name}, not {found}")
+    ones = list(given)
+    if params is None or isinstance(params, SamplingParams):
+        return [(one, params) for one in ones]
+    if len(params) != len(ones):
+        raise InvalidArgument(f"params: {len(params)} for {len(ones)} {name}")
+    return list(zip(ones, params, strict=True))
 
 
 def _numbered(requests: list[_Whole]) -> list[_Whole]:

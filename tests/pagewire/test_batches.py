@@ -106,3 +106,29 @@ def test_an_answer_says_how_long_it_took_and_who_measured(gateway) -> None:
         assert streamed and streamed.measured_by == "client" and streamed.queue_s is None
         assert 0 < streamed.first_token_s <= streamed.total_s
         assert 0 <= streamed.per_token_s <= streamed.total_s
+
+
+@pytest.mark.parametrize("given", [None, 5])
+def test_what_is_no_list_is_a_value_error(given: object) -> None:
+    with FakeServer() as server, server.client() as client:
+        for method in (client.batch, client.batch_chat):
+            with pytest.raises(ValueError, match=f"needs a list of .*{given}"):
+                method(given)
+        assert not server.received
+
+
+@pytest.mark.parametrize("is_chat", [False, True])
+def test_each_one_of_a_batch_may_have_its_own_parameters(is_chat: bool) -> None:
+    prompts, lengths = ["a", "b", "c"], (3, 1, 2)
+    params = [pagewire.SamplingParams(max_tokens=length) for length in lengths]
+
+    async def ask(server: FakeServer) -> list[pagewire.Completion]:
+        async with server.async_client() as client:
+            return await (client.batch_chat if is_chat else client.batch)(prompts, params)
+
+    with FakeServer("12345") as server, server.client() as client:
+        batch = client.batch_chat if is_chat else client.batch
+        for found in (batch(prompts, params), asyncio.run(ask(server))):
+            assert [len(one.text) for one in found] == list(lengths)
+        with pytest.raises(pagewire.InvalidArgument, match="params: 2 for 3"):
+            batch(prompts, params[:2])

@@ -2,9 +2,13 @@
 
 import doctest
 import inspect
+import subprocess
+import sys
 import tomllib
 from dataclasses import fields
 from pathlib import Path
+
+import pytest
 
 import pagewire
 from pagewire import BeamSearch, CallOptions, SamplingParams
@@ -18,11 +22,19 @@ def test_all_names_are_listed_once_and_sorted():
         for name, value in vars(pagewire).items()
         if not name.startswith("_") and not inspect.ismodule(value)
     }
-    assert set(pagewire.__all__) == public | {"__version__"}
+    assert set(pagewire.__all__) == public | {"__version__", "LLM"}
     by_kind = sorted(
         pagewire.__all__, key=lambda name: (not name.isupper(), name[0].islower(), name)
     )
     assert pagewire.__all__ == by_kind
+
+
+def test_the_import_is_that_of_the_client_until_a_program_asks_for_an_engine():
+    said = "import sys, pagewire; print('pagewire.cli' in sys.modules, pagewire.LLM.__name__)"
+    run = subprocess.run([sys.executable, "-c", said], capture_output=True, text=True, check=True)
+    assert run.stdout == "False LLM\n"
+    with pytest.raises(AttributeError, match="'pagewire' has no attribute 'Llm'"):
+        pagewire.Llm  # noqa: B018
 
 
 def test_version_is_the_projects():

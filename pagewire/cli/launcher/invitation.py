@@ -8,6 +8,7 @@ from pagewire._terminal import Style
 from pagewire.cli.launcher.identity import LocalIdentity
 from pagewire.cli.launcher.sample import SampleOutcome
 
+READY = "Ready."  # begins the line by which who started `pagewire up` knows
 _BEARER = f'"authorization: Bearer ${API_KEY}"'
 _TURNS = '[{"role": "user", "content": "Hello!"}]'
 _PROMPT = "Once upon a time"
@@ -20,7 +21,7 @@ def invitation(identity: LocalIdentity, model: str, outcome: SampleOutcome, styl
     lines += _python(identity, model, outcome.can_chat)
     lines += _grpcurl(identity, outcome.can_chat)
     steps = "\n  ".join(lines)
-    return f"\n{style.bold('Ready.')} Ctrl-C stops everything. How to go on:\n\n  {steps}\n"
+    return f"\n{style.bold(READY)} Ctrl-C stops everything. How to go on:\n\n  {steps}\n"
 
 
 def _key(identity: LocalIdentity) -> list[str]:

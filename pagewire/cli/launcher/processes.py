@@ -53,7 +53,7 @@ class Service:
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                cwd=checkout,
+                cwd=spec.folder or checkout,
                 env=environment(checkout) | dict(spec.environ),
                 start_new_session=True,  # keeps Ctrl-C from the services
             )

@@ -77,6 +77,7 @@ class ServiceSpec:
     arguments: tuple[str, ...]
     address: str  # of its gRPC health service
     environ: tuple[tuple[str, str], ...] = field(default=(), repr=False)  # variables to set
+    folder: Path | None = None  # to run in; None: that of the code
 
 
 def choose_gateway_processes(num_cores: int) -> int:
