@@ -4,8 +4,6 @@ The oracle is a model of transformers with the adapter merged into its weights.
 """
 
 import json
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -13,6 +11,7 @@ from pathlib import Path
 from queue import Queue
 from typing import Any
 
+import httpx
 import pytest
 from openai import OpenAI
 from transformers import AutoModelForCausalLM, PreTrainedModel
@@ -81,17 +80,8 @@ class Crew:
         assert self.post("/v1/unload_lora_adapter", {"lora_name": "cook"})[0] == 200
 
     def post(self, path: str, body: dict[str, Any]) -> tuple[int, str]:
-        request = urllib.request.Request(
-            f"{self.product.url}{path}",
-            json.dumps(body).encode(),
-            {"content-type": "application/json"},
-        )
-        try:
-            with urllib.request.urlopen(request, timeout=patience(60)) as answer:
-                return answer.status, answer.read().decode()
-        except urllib.error.HTTPError as error:
-            with error:
-                return error.code, error.read().decode()
+        answer = httpx.post(f"{self.product.url}{path}", json=body, timeout=patience(60))
+        return answer.status_code, answer.text
 
 
 @pytest.fixture(scope="module")

@@ -1,10 +1,10 @@
 """A cache too small for the sessions that share it, and host memory for what it drops."""
 
 import asyncio
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -46,12 +46,10 @@ def told(completions: list[pagewire.Completion]) -> list[object]:
 
 
 def counted(product: Product, name: str, prefix: str = "tier_") -> float:
-    with urllib.request.urlopen(
-        f"http://127.0.0.1:{product.scheduler_metrics_port}/metrics", timeout=patience(30)
-    ) as answer:
-        found = text_string_to_metric_families(answer.read().decode())
-        full = f"pagewire_scheduler_{prefix}{name}"
-        return sum(s.value for family in found for s in family.samples if s.name == full)
+    url = f"http://127.0.0.1:{product.scheduler_metrics_port}/metrics"
+    found = text_string_to_metric_families(httpx.get(url, timeout=patience(30)).text)
+    full = f"pagewire_scheduler_{prefix}{name}"
+    return sum(s.value for family in found for s in family.samples if s.name == full)
 
 
 def test_what_comes_from_the_tier_is_what_was_computed(

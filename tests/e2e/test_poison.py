@@ -1,15 +1,13 @@
 """A request that kills every worker that computes it: ended after the second death, alone."""
 
-import json
 import subprocess
 import threading
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from tests.e2e.conftest import Product
@@ -38,16 +36,10 @@ def _complete(product: Product, name: str, max_tokens: int = 60) -> tuple[int, d
         "ignore_eos": True,
         "seed": 7,
     }
-    request = urllib.request.Request(
-        f"{product.url}/v1/completions",
-        data=json.dumps(body).encode(),
-        headers={"content-type": "application/json"},
-    )
-    try:
-        with urllib.request.urlopen(request, timeout=patience(120)) as response:
-            return response.status, json.load(response)
-    except urllib.error.HTTPError as error:
-        return error.code, {**json.load(error), "retry": error.headers.get("x-should-retry")}
+    answer = httpx.post(f"{product.url}/v1/completions", json=body, timeout=patience(120))
+    if answer.is_success:
+        return answer.status_code, answer.json()
+    return answer.status_code, {**answer.json(), "retry": answer.headers.get("x-should-retry")}
 
 
 class _Restarts:

@@ -8,12 +8,12 @@ import shutil
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import httpx
 import openai
 import pytest
 from langchain_core.messages import AIMessageChunk, HumanMessage, ToolMessage
@@ -75,11 +75,9 @@ def base_url(
 
 
 def _is_ready(url: str) -> bool:
-    try:
-        with urllib.request.urlopen(f"{url}/ready", timeout=patience(2)):
-            return True
-    except (urllib.error.URLError, OSError):
-        return False
+    with suppress(httpx.TransportError):
+        return httpx.get(f"{url}/ready", timeout=patience(2)).is_success
+    return False
 
 
 @pytest.fixture(scope="module")

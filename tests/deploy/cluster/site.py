@@ -6,16 +6,16 @@ balancer or, from one of its nodes, its Service is.
 """
 
 import contextlib
-import http.client
 import json
 import os
 import time
-import urllib.request
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import httpx
 
 from tests.deploy.cluster.standin import Client, StandIn
 from tests.e2e.failures.twins import Seen, Streams, TwinRequest
@@ -99,13 +99,9 @@ class Release:
     def answer(self, prompt: str, max_tokens: int) -> dict[str, Any]:
         """The answer to a prompt, through the Service."""
         body = {"prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True}
-        request = urllib.request.Request(
-            f"http://{self.host}:{HTTP_PORT}/v1/completions",
-            json.dumps(body).encode(),
-            {"content-type": "application/json"},
-        )
-        with urllib.request.urlopen(request, timeout=patience(60)) as answered:
-            found: dict[str, Any] = json.load(answered)
+        url = f"http://{self.host}:{HTTP_PORT}/v1/completions"
+        answered = httpx.post(url, json=body, timeout=patience(60)).raise_for_status()
+        found: dict[str, Any] = answered.json()
         return found
 
     def start(self, requests: Sequence[TwinRequest]) -> Streams:
@@ -118,10 +114,9 @@ class Release:
 
     def is_answered(self) -> bool:
         """True if the gateway says that it is ready."""
-        with contextlib.suppress(OSError, http.client.HTTPException):
+        with contextlib.suppress(httpx.TransportError):
             url = f"http://{self.host}:{HTTP_PORT}/ready"
-            with urllib.request.urlopen(url, timeout=patience(2)) as answered:
-                return bool(answered.status == http.HTTPStatus.OK)
+            return httpx.get(url, timeout=patience(2)).is_success
         return False
 
     def wait_until_answered(self) -> None:

@@ -8,12 +8,12 @@ import os
 import re
 import threading
 import time
-import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+import httpx
 import pytest
 import yaml
 
@@ -207,8 +207,7 @@ def num_tokens(pod: dict[str, object]) -> float:
     status = pod["status"]
     assert isinstance(status, dict)
     url = f"http://{status['podIP']}:9464/metrics"
-    with urllib.request.urlopen(url, timeout=patience(10)) as answered:
-        lines = answered.read().decode().splitlines()
+    lines = httpx.get(url, timeout=patience(10)).text.splitlines()
     found = [line.split() for line in lines if line.startswith("pagewire_worker_step_tokens_total")]
     return sum(float(parts[-1]) for parts in found)
 

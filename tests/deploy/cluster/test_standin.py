@@ -1,10 +1,9 @@
 """The stand-in does with pods what a cluster does, or the chart's tests would show little."""
 
-import json
 import time
-import urllib.request
 from typing import Any
 
+import httpx
 import pytest
 import yaml
 
@@ -160,8 +159,7 @@ def wait_until_ready(cluster: StandIn, name: str, count: int) -> list[Object]:
 
 def ask(cluster: StandIn, name: str) -> dict[str, Any]:
     address = cluster.service_address(NAMESPACE, name)
-    with urllib.request.urlopen(f"http://{address}/", timeout=patience(10)) as answer:
-        found: dict[str, Any] = json.load(answer)
+    found: dict[str, Any] = httpx.get(f"http://{address}/", timeout=patience(10)).json()
     return found
 
 
@@ -193,7 +191,8 @@ def test_a_rolling_update_never_leaves_the_service_without_a_pod(
         nonlocal most
         try:
             ask(cluster, "rolled")
-        except ConnectionResetError:  # a pod that ends takes along a call that has reached it
+        # A pod that ends takes along a call that has reached it.
+        except (httpx.ReadError, httpx.RemoteProtocolError):
             ask(cluster, "rolled")  # fails where no other pod answers
         pods = pods_of(cluster, "rolled")
         active = [p for p in pods if "deletionTimestamp" not in p["metadata"]]
@@ -214,8 +213,7 @@ def test_a_stateful_sets_pods_come_in_order_go_in_reverse_and_have_names(
     assert [p["metadata"]["name"] for p in pods] == ["many-0", "many-1", "many-2"]
     began = [p["metadata"]["creationTimestamp"] for p in pods]
     assert began == sorted(began)
-    with urllib.request.urlopen(f"http://{pods[0]['status']['podIP']}:8000/") as answer:
-        found = json.load(answer)["found"]
+    found = httpx.get(f"http://{pods[0]['status']['podIP']}:8000/").json()["found"]
     assert sorted(found) == sorted(p["status"]["podIP"] for p in pods)
     stateful["spec"]["replicas"] = 1
     apply(stateful)

@@ -5,13 +5,12 @@ import os
 import stat
 import subprocess
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 
+import httpx
 import pytest
 import yaml
 
@@ -154,13 +153,8 @@ def test_the_services_of_the_images_serve_a_token_and_end_by_sigterm(host: Host)
     gateway.wait_until_healthy()
 
     body = {"prompt": "Hello", "max_tokens": 5, "ignore_eos": True, "temperature": 0}
-    request = urllib.request.Request(
-        f"http://127.0.0.1:{host.port('http')}/v1/completions",
-        json.dumps(body).encode(),
-        {"content-type": "application/json"},
-    )
-    with urllib.request.urlopen(request, timeout=patience(60)) as answered:
-        answer = json.load(answered)
+    url = f"http://127.0.0.1:{host.port('http')}/v1/completions"
+    answer = httpx.post(url, json=body, timeout=patience(60)).raise_for_status().json()
     assert answer["usage"]["completion_tokens"] == 5 and answer["choices"][0]["text"]
     # A compiler is in the image: the kernels are compiled into the cache.
     assert "no CPU kernels" not in worker.log.read_text()

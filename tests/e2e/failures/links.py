@@ -11,15 +11,15 @@ differs.
 
 import argparse
 import asyncio
-import json
 import sys
 import tempfile
-import urllib.error
-import urllib.request
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+
+import httpx
 
 from bench.harness.services import ROOT, START_TIMEOUT_S, commit, free_ports, hardware, settings
 from pagewire.cli.launcher import services
@@ -41,16 +41,13 @@ def ask(url: str, number: int, num_tokens: int) -> str:
         "seed": number,
         "temperature": 1.0,
     }
-    request = urllib.request.Request(
-        f"{url}/v1/completions", json.dumps(body).encode(), {"content-type": "application/json"}
-    )
     try:
-        with urllib.request.urlopen(request, timeout=300.0) as response:
-            return str(json.load(response)["choices"][0]["text"])
-    except urllib.error.HTTPError as error:
-        return f"{error.code}: {error.read().decode(errors='replace')}"
-    except OSError as error:
+        answer = httpx.post(f"{url}/v1/completions", json=body, timeout=300.0)
+    except httpx.HTTPError as error:
         return f"{type(error).__name__}: {error}"
+    if answer.is_error:
+        return f"{answer.status_code}: {answer.text}"
+    return str(answer.json()["choices"][0]["text"])
 
 
 async def harm(relay: ByteRelay, kind: str) -> None:
@@ -114,11 +111,9 @@ async def run(model: Path, options: argparse.Namespace) -> int:
         url = f"http://127.0.0.1:{ports.gateway_http}"
 
         def is_ready() -> bool:
-            try:
-                with urllib.request.urlopen(f"{url}/ready", timeout=5.0):
-                    return True
-            except OSError:
-                return False
+            with suppress(httpx.TransportError):
+                return httpx.get(f"{url}/ready", timeout=5.0).is_success
+            return False
 
         with tempfile.TemporaryDirectory() as logs, Services(ROOT, Path(logs)) as running:
             running.start(planned)

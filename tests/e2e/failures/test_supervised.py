@@ -8,11 +8,10 @@ import os
 import random
 import signal
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 
 from tests.e2e.failures.kill_matrix import Cell, Matrix
@@ -93,10 +92,8 @@ def test_at_sigterm_all_streams_complete_new_ones_are_refused_and_the_status_is_
     while supervised.is_ready():
         time.sleep(0.01)
     if streams.num_running:
-        with pytest.raises(urllib.error.HTTPError) as refused:
-            urllib.request.urlopen(f"http://127.0.0.1:{ports.gateway_http}/ready")
-        with refused.value as answer:
-            assert (answer.code, answer.headers["retry-after"]) == (503, "1")
+        answer = httpx.get(f"http://127.0.0.1:{ports.gateway_http}/ready", timeout=patience(60))
+        assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
     assert set(matrix.judge(streams.wait())) == {Verdict.SAME}
     assert supervised.up.wait(patience(30)) == 0
 
@@ -106,16 +103,13 @@ def test_with_little_time_to_drain_the_rest_ends_with_an_error_event_and_done(
 ) -> None:
     with Supervised(terse_model, [*OPTIONS, *SMALL, "--drain-timeout-s", "1"]) as product:
         body = {"prompt": "Hello", "stream": True, "max_tokens": 2000, "ignore_eos": True}
-        request = urllib.request.Request(
-            f"http://127.0.0.1:{product.ports.gateway_http}/v1/completions",
-            json.dumps(body).encode(),
-            {"content-type": "application/json"},
-        )
-        with urllib.request.urlopen(request, timeout=patience(60)) as answer:
-            assert answer.readline().startswith(b"data: ")
+        url = f"http://127.0.0.1:{product.ports.gateway_http}/v1/completions"
+        with httpx.stream("POST", url, json=body, timeout=patience(60)) as answer:
+            lines = answer.iter_lines()
+            assert next(lines).startswith("data: ")
             os.kill(product.pid("worker") or 0, signal.SIGSTOP)  # nothing can complete
             product.up.terminate()
-            *_, error, done = [line for line in answer.read().decode().split("\n") if line]
+            *_, error, done = [line for line in lines if line]
         assert done == "data: [DONE]"
         assert "shut down" in json.loads(error.removeprefix("data: "))["error"]["message"]
         assert product.up.wait(patience(40)) == 0

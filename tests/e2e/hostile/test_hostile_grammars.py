@@ -1,13 +1,12 @@
 """No grammar ends a service or another request: over HTTP, and straight to the scheduler."""
 
 import json
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import grpc
+import httpx
 import pytest
 
 from gateway.structure.structure import JsonSchema
@@ -39,16 +38,9 @@ def survivors(tiny_product: Product) -> Iterator[None]:
 
 def post(product: Product, body: str) -> tuple[int, dict[str, Any]]:
     """Status and body of a chat completion; the request is text, for numbers beyond JSON."""
-    request = urllib.request.Request(
-        f"{product.url}/v1/chat/completions",
-        data=body.encode(),
-        headers={"content-type": "application/json"},
-    )
-    try:
-        with urllib.request.urlopen(request, timeout=patience(120)) as response:
-            return response.status, json.load(response)
-    except urllib.error.HTTPError as error:
-        return error.code, json.load(error)
+    url, headers = f"{product.url}/v1/chat/completions", {"content-type": "application/json"}
+    answer = httpx.post(url, content=body, headers=headers, timeout=patience(120))
+    return answer.status_code, answer.json()
 
 
 def chat(fields: str) -> str:

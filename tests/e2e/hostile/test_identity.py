@@ -8,14 +8,13 @@ import ssl
 import subprocess
 import sys
 import threading
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import grpc
+import httpx
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
@@ -102,19 +101,16 @@ class Secured:
 
     def https(self, path: str, key: str | None, body: object = None) -> tuple[int, bytes]:
         """Status and body of an HTTP request."""
-        headers = {"content-type": "application/json"}
-        if key is not None:
-            headers["authorization"] = f"Bearer {self.keys[key]}"
-        data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(
-            f"https://localhost:{self.ports['http']}{path}", data, headers
+        headers = {} if key is None else {"authorization": f"Bearer {self.keys[key]}"}
+        found = httpx.request(
+            "GET" if body is None else "POST",
+            f"https://localhost:{self.ports['http']}{path}",
+            json=body,
+            headers=headers,
+            timeout=patience(20),
+            verify=ssl.create_default_context(cafile=self.ca),
         )
-        context = ssl.create_default_context(cafile=self.ca)
-        try:
-            with urllib.request.urlopen(request, timeout=patience(20), context=context) as found:
-                return found.status, found.read()
-        except urllib.error.HTTPError as error:
-            return error.code, error.read()
+        return found.status_code, found.content
 
 
 @pytest.fixture(scope="module")
@@ -189,13 +185,12 @@ def test_plaintext_and_another_ca_reach_no_port(up: Secured, tmp_path: Path) -> 
             with channel, pytest.raises(grpc.RpcError) as caught:
                 channel.unary_unary("/grpc.health.v1.Health/Check")(b"", timeout=patience(5))
             assert caught.value.code() is Code.UNAVAILABLE
-    with pytest.raises((OSError, ValueError)):
-        urllib.request.urlopen(f"http://localhost:{up.ports['http']}/health", timeout=patience(5))
+    url = f"localhost:{up.ports['http']}/health"
+    with pytest.raises(httpx.TransportError):
+        httpx.get(f"http://{url}", timeout=patience(5))
     context = ssl.create_default_context(cafile=other.ca)
-    with pytest.raises(urllib.error.URLError, match="CERTIFICATE_VERIFY_FAILED"):
-        urllib.request.urlopen(
-            f"https://localhost:{up.ports['http']}/health", timeout=patience(5), context=context
-        )
+    with pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
+        httpx.get(f"https://{url}", timeout=patience(5), verify=context)
 
 
 @pytest.mark.parametrize("service", OF_SERVICE)

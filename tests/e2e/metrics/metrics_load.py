@@ -4,11 +4,11 @@ import http.client
 import json
 import threading
 import time
-import urllib.request
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
+import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.e2e.conftest import Product
@@ -106,8 +106,7 @@ def leave_a_stream(product: Product, **body: Any) -> None:
 
 def read_metrics(url: str) -> str:
     """The text that a service serves to Prometheus."""
-    with urllib.request.urlopen(url, timeout=patience(30)) as answer:
-        return str(answer.read().decode())
+    return httpx.get(url, timeout=patience(30)).raise_for_status().text
 
 
 def urls_of(product: Product) -> dict[str, str]:

@@ -1,12 +1,12 @@
 """Three services whose spans go to a collector, and whose logs are JSON lines."""
 
 import json
-import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from tests.e2e.conftest import SMALL, Product
@@ -24,13 +24,9 @@ class Observed:
     def complete(self, headers: dict[str, str] | None = None, **body: Any) -> dict[str, Any]:
         """An answer of the gateway over HTTP."""
         given = {"prompt": "Once upon a time", "max_tokens": 12, "ignore_eos": True, **body}
-        request = urllib.request.Request(
-            f"{self.product.url}/v1/completions",
-            json.dumps(given).encode(),
-            {"content-type": "application/json", **(headers or {})},
-        )
-        with urllib.request.urlopen(request, timeout=patience(60)) as response:
-            answer: dict[str, Any] = json.load(response)
+        url = f"{self.product.url}/v1/completions"
+        response = httpx.post(url, json=given, headers=headers, timeout=patience(60))
+        answer: dict[str, Any] = response.raise_for_status().json()
         return answer
 
     def lines(self, service: str) -> list[dict[str, Any]]:

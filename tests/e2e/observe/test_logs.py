@@ -3,7 +3,8 @@
 import contextlib
 import secrets
 import socket
-import urllib.error
+
+import httpx
 
 from tests.e2e.observe.conftest import Observed
 
@@ -14,7 +15,7 @@ FIELDS = {"time", "level", "logger", "message", "service", "pid"}
 
 def test_each_line_is_json_and_none_holds_a_prompt(observed: Observed) -> None:
     observed.complete(prompt=SECRET)
-    with contextlib.suppress(urllib.error.HTTPError):
+    with contextlib.suppress(httpx.HTTPStatusError):
         observed.complete(prompt=SECRET, temperature=-SECRET.__len__())
     for service in SERVICES:
         lines = observed.lines(service)
@@ -35,7 +36,7 @@ def test_lines_about_a_request_name_it_and_its_trace(observed: Observed) -> None
 
 def test_a_refusal_names_the_request_and_not_what_it_asked(observed: Observed) -> None:
     request_id = f"refused-{secrets.token_hex(4)}"
-    with contextlib.suppress(urllib.error.HTTPError):
+    with contextlib.suppress(httpx.HTTPStatusError):
         observed.complete({"x-request-id": request_id}, temperature="hot")
     (line,) = [one for one in observed.lines("gateway") if one.get("request_id") == request_id]
     assert "refused" in line["message"] and "temperature" in line["message"]

@@ -12,10 +12,11 @@ import sys
 import tempfile
 import threading
 import time
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+
+import httpx
 
 from bench.harness.services import ROOT
 from pagewire.cli.launcher.services import LOOPBACK, free_ports
@@ -45,8 +46,9 @@ def demo() -> Iterator[str]:
         try:
             url, deadline_s = f"http://{LOOPBACK}:{ports[0]}/", time.monotonic() + START_S
             while time.monotonic() < deadline_s and process.poll() is None:
-                with suppress(OSError), urllib.request.urlopen(f"{url}ready"):
-                    break
+                with suppress(httpx.TransportError):
+                    if httpx.get(f"{url}ready").is_success:
+                        break
                 time.sleep(0.3)
             yield url
         finally:
@@ -65,14 +67,8 @@ def ask(url: str, index: int) -> None:
         "max_tokens": 120 + 20 * (index % 4),
         "ignore_eos": True,
     }
-    data, head = json.dumps(body).encode(), {"content-type": "application/json"}
-    with (
-        suppress(OSError),
-        urllib.request.urlopen(
-            urllib.request.Request(f"{url}v1/completions", data, head)
-        ) as answer,
-    ):
-        answer.read()
+    with suppress(httpx.TransportError):
+        httpx.post(f"{url}v1/completions", json=body, timeout=None)
 
 
 def load(url: str, until: threading.Event) -> None:

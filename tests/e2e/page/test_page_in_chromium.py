@@ -2,11 +2,11 @@
 
 import json
 import threading
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import httpx
 import pytest
 
 from tests.e2e.page.browser import BrowserFailed, Tab
@@ -61,12 +61,8 @@ def streams(demo: Demo, count: int, num_tokens: int) -> Iterator[list[dict[str, 
 
     def run(index: int) -> None:
         body = {"prompt": f"{index} " * 40, "max_tokens": num_tokens, "ignore_eos": True}
-        head = {"content-type": "application/json"}
-        request = urllib.request.Request(
-            f"{demo.url}v1/completions", json.dumps(body).encode(), head
-        )
-        with urllib.request.urlopen(request, timeout=patience(180)) as answer:
-            found.append(json.load(answer))
+        answer = httpx.post(f"{demo.url}v1/completions", json=body, timeout=patience(180))
+        found.append(answer.json())
 
     threads = [threading.Thread(target=run, args=(index,)) for index in range(count)]
     for thread in threads:

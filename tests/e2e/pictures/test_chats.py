@@ -1,14 +1,12 @@
 """Pictures in chats of every API, through all services: tokens equal transformers' for the file."""
 
 import io
-import json
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import grpc
+import httpx
 import pytest
 from PIL import Image
 
@@ -41,16 +39,8 @@ class Served:
 
     def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         """The answer to a body; asserts nothing of its status."""
-        request = urllib.request.Request(
-            f"{self.product.url}{path}",
-            json.dumps(body).encode(),
-            {"content-type": "application/json"},
-        )
-        try:
-            with urllib.request.urlopen(request, timeout=patience(120)) as answer:
-                found: dict[str, Any] = json.load(answer)
-        except urllib.error.HTTPError as error:
-            found = json.load(error)
+        answer = httpx.post(f"{self.product.url}{path}", json=body, timeout=patience(120))
+        found: dict[str, Any] = answer.json()
         return found
 
     def chat(self, content: list[dict[str, Any]], **fields: Any) -> dict[str, Any]:
@@ -158,9 +148,8 @@ def test_every_api_takes_pictures_and_tools_return_them(served: Served) -> None:
 
 def test_one_picture_of_two_requests_is_encoded_once(served: Served) -> None:
     def counted(how: str) -> float:
-        port = served.product.worker_metrics_port
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=patience(30)) as f:
-            lines = f.read().decode().splitlines()
+        url = f"http://127.0.0.1:{served.product.worker_metrics_port}/metrics"
+        lines = httpx.get(url, timeout=patience(30)).text.splitlines()
         (line,) = [
             one for one in lines if one.startswith("pagewire_worker_pictures_total") and how in one
         ]
