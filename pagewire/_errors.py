@@ -1,9 +1,9 @@
 """Errors of a call.
 
     PagewireError
-    |-- InvalidArgument      a field has an invalid value; the message names it
+    |-- InvalidArgument      a field has an invalid value, or can never fit; the message names it
     |-- NotFound             the model does not exist
-    |-- FailedPrecondition   the request can never succeed: its prompt is too long, for example
+    |-- FailedPrecondition   the state of things forbids it: its id is live, or an LLM cannot start
     |-- Overloaded           the queue is full; retry_after_s says when to retry
     |-- Unavailable          no server answers, or no worker is ready
     |-- DeadlineExceeded     the call took longer than timeout_s
@@ -38,7 +38,10 @@ class PagewireError(Exception):
 
 
 class InvalidArgument(PagewireError, ValueError):
-    """A field has an invalid value; the message names it. It is a ValueError, too."""
+    """A field has an invalid value, or a prompt can never fit; the message names the field.
+
+    It is a ValueError, too.
+    """
 
 
 class NotFound(PagewireError):
@@ -46,7 +49,7 @@ class NotFound(PagewireError):
 
 
 class FailedPrecondition(PagewireError):
-    """The request can never succeed, for example because its prompt exceeds the model's limit."""
+    """The state of things forbids the call: its id is that of a live request, for example."""
 
 
 class Overloaded(PagewireError):

@@ -55,7 +55,7 @@ _Code = grpc.StatusCode
 WIRE: dict[ErrorKind, Wire] = {
     ErrorKind.INVALID: Wire(400, _Code.INVALID_ARGUMENT, _REQUEST, "invalid_value"),
     ErrorKind.UNSUPPORTED: Wire(400, _Code.INVALID_ARGUMENT, _REQUEST, "unsupported_parameter"),
-    ErrorKind.TOO_LONG: Wire(400, _Code.FAILED_PRECONDITION, _REQUEST, "context_length_exceeded"),
+    ErrorKind.TOO_LONG: Wire(400, _Code.INVALID_ARGUMENT, _REQUEST, "context_length_exceeded"),
     ErrorKind.UNAUTHENTICATED: Wire(401, _Code.UNAUTHENTICATED, _REQUEST, "invalid_api_key"),
     ErrorKind.FORBIDDEN: Wire(403, _Code.PERMISSION_DENIED, _REQUEST, "forbidden"),
     ErrorKind.NOT_FOUND: Wire(404, _Code.NOT_FOUND, _REQUEST, "not_found"),
@@ -89,6 +89,8 @@ _KIND_OF_CODE: dict[int, ErrorKind] = {
     wire.grpc_code.value[0]: _KIND_OF_SHARED_CODE.get(wire.grpc_code, kind)
     for kind, wire in WIRE.items()
 }
+# A scheduler's own word for what no pool of blocks could ever hold.
+_KIND_OF_CODE[_Code.FAILED_PRECONDITION.value[0]] = ErrorKind.TOO_LONG
 _KIND_OF_HTTP_STATUS = {wire.http_status: kind for kind, wire in reversed(WIRE.items())}
 _KIND_OF_HTTP_STATUS[500] = ErrorKind.INTERNAL
 

@@ -121,7 +121,7 @@ def test_a_batch_of_chats_comes_although_the_queue_is_full_and_the_gateway_is_ki
         killer.join()
         assert admin.status().num_overloaded > before  # and came again when they were told to
     *answers, failed = disturbed
-    assert isinstance(failed, pagewire.FailedPrecondition)  # too long: the others' answers are kept
+    assert isinstance(failed, pagewire.InvalidArgument)  # too long: the others' answers are kept
     assert all(isinstance(one, pagewire.Completion) for one in answers)
     assert {one.token_ids for one in answers} == {calm.token_ids}
 

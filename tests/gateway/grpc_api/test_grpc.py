@@ -182,12 +182,12 @@ async def test_a_bad_option_is_refused_by_name(
 async def test_bad_inputs_are_refused_by_name(stub: Any) -> None:
     too_long = pb.Prompt(token_ids=pb.TokenIds(ids=[5] * 256))
     unknown = pb.Prompt(token_ids=pb.TokenIds(ids=[10**9]))
-    invalid, precondition = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.FAILED_PRECONDITION
+    invalid = grpc.StatusCode.INVALID_ARGUMENT
     for call, code, field in [
         (stub.Generate(pb.GenerateRequest()), invalid, "prompt"),
         (stub.Generate(pb.GenerateRequest(prompt=pb.Prompt(text=""))), invalid, "prompt"),
         (stub.Generate(pb.GenerateRequest(prompt=unknown)), invalid, "prompt"),
-        (stub.Generate(pb.GenerateRequest(prompt=too_long)), precondition, "prompt"),
+        (stub.Generate(pb.GenerateRequest(prompt=too_long)), invalid, "prompt"),
         (stub.Chat(pb.ChatRequest()), invalid, "messages"),
         (stub.Chat(pb.ChatRequest(messages=[pb.ChatMessage()])), invalid, "messages[0].role"),
         (stub.Tokenize(pb.TokenizeRequest()), invalid, "input"),
@@ -196,6 +196,18 @@ async def test_bad_inputs_are_refused_by_name(stub: Any) -> None:
         error = await refusal(call)
         assert error.code() is code, error
         assert fields_of(error) == [field]
+
+
+async def test_what_never_fits_the_workers_blocks_is_no_different(stub: Any, running: Any) -> None:
+    """A scheduler says it with a status of its own."""
+    running.scheduler.refuse(grpc.StatusCode.FAILED_PRECONDITION, "needs 9 KV blocks")
+    for start in calls(stub, pb.GenerationOptions()).values():
+        error = await refusal(start())
+        assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert error.details() == "needs 9 KV blocks"
+    response = await running.http.post("/v1/completions", json={"prompt": "Hello"})
+    assert response.status_code == 400
+    assert response.json()["error"]["code"] == "context_length_exceeded"
 
 
 async def test_an_unknown_model_is_not_found(stub: Any) -> None:

@@ -194,7 +194,7 @@ async def test_grpc_refuses_the_same_texts(running: Any) -> None:
     request = embedding_pb2.EmbedRequest(inputs=[inference_pb2.Prompt(text=DIGITS)])
     with pytest.raises(grpc.aio.AioRpcError) as refusal:
         await embeddings.Embed(request)
-    assert refusal.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+    assert refusal.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
 async def test_a_client_that_leaves_takes_its_text_along(
