@@ -109,6 +109,8 @@ class WorkerConfig:
     kv_cache_gib: float | None = None
     host_blocks: int = 0
     host_tier_gib: float = 0.0
+    kv_transport: tuple[str, ...] = ()
+    kv_port: int = 0
     state_snapshots: int | None = None
     gpu_memory_utilization: float | None = None
     threads: int = 0
@@ -154,9 +156,14 @@ class WorkerConfig:
             _require(
                 not other or _is_address(text), _OPTION[name], repr(text), "HOST:PORT, as both"
             )
-        if self.identity.tls_ca is not None and not self.register_at:
-            raise ValueError("--tls-ca needs --register: the worker calls no other service")
-        _require(0 <= self.port < 65536, "port", self.port, "0 to 65535")
+        calls = self.register_at or self.kv_transport
+        if self.identity.tls_ca is not None and not calls:
+            raise ValueError(
+                "--tls-ca needs --register or --kv-transport: the worker calls no other service"
+            )
+        for name in ("port", "kv_port"):
+            port = getattr(self, name)
+            _require(0 <= port < 65536, name, port, "0 to 65535")
         rank = self.max_lora_rank
         _require(1 <= rank <= MAX_LORA_RANK, "max_lora_rank", rank, f"1 to {MAX_LORA_RANK}")
         check_modules(self.lora_modules)
@@ -434,6 +441,14 @@ def _add_sizes(parser: argparse.ArgumentParser) -> None:
         float,
         "GiB of host memory in which prompts' KV is kept after the cache has dropped it; 0: none",
     )
+    parser.add_argument(
+        "--kv-transport",
+        type=comma_separated,
+        default=(),
+        metavar="NAME,NAME",
+        help="ways by which KV moves between workers: tcp, or a plug-in's",
+    )
+    add("--kv-port", int, "port at which other workers read KV by tcp; 0: any free one")
     add("--picture-cache-mib", int, "MiB in which what the encoder made of pictures is kept")
     add(
         "--state-snapshots",

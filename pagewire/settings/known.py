@@ -100,6 +100,8 @@ OPTIONS: dict[str, tuple[str, ...]] = {
         "kv-cache-gib",
         "host-blocks",
         "host-tier-gib",
+        "kv-transport",
+        "kv-port",
         "picture-cache-mib",
         "state-snapshots",
         "gpu-memory-utilization",

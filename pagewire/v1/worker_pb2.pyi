@@ -45,7 +45,7 @@ ROW_STATUS_DEAD_END: RowStatus
 ROW_STATUS_REFUSED: RowStatus
 
 class WorkerDescription(_message.Message):
-    __slots__ = ("model", "incarnation", "num_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens", "rank", "world_size", "device", "kv_dtype", "kv_layout", "graph_batch_sizes", "attention_backend", "num_host_blocks", "max_granted_steps", "has_state_hashes", "sends_heartbeats", "attention_timings", "rank_addresses", "all_reduce", "gemm_timings", "rehearsed_steps", "prepares_grammars", "protocol_minor", "verifies_drafts", "draft_model", "kv_groups", "has_states", "num_state_snapshots", "tiers", "max_adapters", "adapters", "encodes_pictures", "keeps_pictures_whole")
+    __slots__ = ("model", "incarnation", "num_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens", "rank", "world_size", "device", "kv_dtype", "kv_layout", "graph_batch_sizes", "attention_backend", "num_host_blocks", "max_granted_steps", "has_state_hashes", "sends_heartbeats", "attention_timings", "rank_addresses", "all_reduce", "gemm_timings", "rehearsed_steps", "prepares_grammars", "protocol_minor", "verifies_drafts", "draft_model", "kv_groups", "has_states", "num_state_snapshots", "tiers", "max_adapters", "adapters", "encodes_pictures", "keeps_pictures_whole", "kv_layout_hash", "transports")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
@@ -80,6 +80,8 @@ class WorkerDescription(_message.Message):
     ADAPTERS_FIELD_NUMBER: _ClassVar[int]
     ENCODES_PICTURES_FIELD_NUMBER: _ClassVar[int]
     KEEPS_PICTURES_WHOLE_FIELD_NUMBER: _ClassVar[int]
+    KV_LAYOUT_HASH_FIELD_NUMBER: _ClassVar[int]
+    TRANSPORTS_FIELD_NUMBER: _ClassVar[int]
     model: _types_pb2.ModelInfo
     incarnation: int
     num_blocks: int
@@ -114,7 +116,17 @@ class WorkerDescription(_message.Message):
     adapters: _containers.RepeatedCompositeFieldContainer[_types_pb2.Adapter]
     encodes_pictures: bool
     keeps_pictures_whole: bool
-    def __init__(self, model: _Optional[_Union[_types_pb2.ModelInfo, _Mapping]] = ..., incarnation: _Optional[int] = ..., num_blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ..., device: _Optional[str] = ..., kv_dtype: _Optional[str] = ..., kv_layout: _Optional[str] = ..., graph_batch_sizes: _Optional[_Iterable[int]] = ..., attention_backend: _Optional[str] = ..., num_host_blocks: _Optional[int] = ..., max_granted_steps: _Optional[int] = ..., has_state_hashes: bool = ..., sends_heartbeats: bool = ..., attention_timings: _Optional[_Iterable[_Union[AttentionTiming, _Mapping]]] = ..., rank_addresses: _Optional[_Iterable[str]] = ..., all_reduce: _Optional[str] = ..., gemm_timings: _Optional[_Iterable[_Union[_timing_pb2.GemmTiming, _Mapping]]] = ..., rehearsed_steps: _Optional[_Iterable[_Union[_timing_pb2.RehearsedStep, _Mapping]]] = ..., prepares_grammars: bool = ..., protocol_minor: _Optional[int] = ..., verifies_drafts: bool = ..., draft_model: _Optional[_Union[_types_pb2.ModelInfo, _Mapping]] = ..., kv_groups: _Optional[_Iterable[_Union[KvGroup, _Mapping]]] = ..., has_states: bool = ..., num_state_snapshots: _Optional[int] = ..., tiers: _Optional[_Iterable[_Union[KvTier, _Mapping]]] = ..., max_adapters: _Optional[int] = ..., adapters: _Optional[_Iterable[_Union[_types_pb2.Adapter, _Mapping]]] = ..., encodes_pictures: bool = ..., keeps_pictures_whole: bool = ...) -> None: ...
+    kv_layout_hash: bytes
+    transports: _containers.RepeatedCompositeFieldContainer[KvTransport]
+    def __init__(self, model: _Optional[_Union[_types_pb2.ModelInfo, _Mapping]] = ..., incarnation: _Optional[int] = ..., num_blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ..., device: _Optional[str] = ..., kv_dtype: _Optional[str] = ..., kv_layout: _Optional[str] = ..., graph_batch_sizes: _Optional[_Iterable[int]] = ..., attention_backend: _Optional[str] = ..., num_host_blocks: _Optional[int] = ..., max_granted_steps: _Optional[int] = ..., has_state_hashes: bool = ..., sends_heartbeats: bool = ..., attention_timings: _Optional[_Iterable[_Union[AttentionTiming, _Mapping]]] = ..., rank_addresses: _Optional[_Iterable[str]] = ..., all_reduce: _Optional[str] = ..., gemm_timings: _Optional[_Iterable[_Union[_timing_pb2.GemmTiming, _Mapping]]] = ..., rehearsed_steps: _Optional[_Iterable[_Union[_timing_pb2.RehearsedStep, _Mapping]]] = ..., prepares_grammars: bool = ..., protocol_minor: _Optional[int] = ..., verifies_drafts: bool = ..., draft_model: _Optional[_Union[_types_pb2.ModelInfo, _Mapping]] = ..., kv_groups: _Optional[_Iterable[_Union[KvGroup, _Mapping]]] = ..., has_states: bool = ..., num_state_snapshots: _Optional[int] = ..., tiers: _Optional[_Iterable[_Union[KvTier, _Mapping]]] = ..., max_adapters: _Optional[int] = ..., adapters: _Optional[_Iterable[_Union[_types_pb2.Adapter, _Mapping]]] = ..., encodes_pictures: bool = ..., keeps_pictures_whole: bool = ..., kv_layout_hash: _Optional[bytes] = ..., transports: _Optional[_Iterable[_Union[KvTransport, _Mapping]]] = ...) -> None: ...
+
+class KvTransport(_message.Message):
+    __slots__ = ("name", "handle")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    HANDLE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    handle: bytes
+    def __init__(self, name: _Optional[str] = ..., handle: _Optional[bytes] = ...) -> None: ...
 
 class KvTier(_message.Message):
     __slots__ = ("name", "num_blocks", "bytes_per_block")
@@ -391,18 +403,36 @@ class GrammarPrepared(_message.Message):
     def __init__(self, preparation_id: _Optional[int] = ..., problem: _Optional[str] = ...) -> None: ...
 
 class FetchBlocks(_message.Message):
-    __slots__ = ("transfer_id", "tier", "block_ids", "tier_block_ids", "keys")
+    __slots__ = ("transfer_id", "tier", "block_ids", "tier_block_ids", "keys", "peer", "source_block_ids")
     TRANSFER_ID_FIELD_NUMBER: _ClassVar[int]
     TIER_FIELD_NUMBER: _ClassVar[int]
     BLOCK_IDS_FIELD_NUMBER: _ClassVar[int]
     TIER_BLOCK_IDS_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_BLOCK_IDS_FIELD_NUMBER: _ClassVar[int]
     transfer_id: int
     tier: str
     block_ids: bytes
     tier_block_ids: bytes
     keys: bytes
-    def __init__(self, transfer_id: _Optional[int] = ..., tier: _Optional[str] = ..., block_ids: _Optional[bytes] = ..., tier_block_ids: _Optional[bytes] = ..., keys: _Optional[bytes] = ...) -> None: ...
+    peer: PeerKv
+    source_block_ids: bytes
+    def __init__(self, transfer_id: _Optional[int] = ..., tier: _Optional[str] = ..., block_ids: _Optional[bytes] = ..., tier_block_ids: _Optional[bytes] = ..., keys: _Optional[bytes] = ..., peer: _Optional[_Union[PeerKv, _Mapping]] = ..., source_block_ids: _Optional[bytes] = ...) -> None: ...
+
+class PeerKv(_message.Message):
+    __slots__ = ("address", "incarnation", "transport", "handle", "server_name")
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    TRANSPORT_FIELD_NUMBER: _ClassVar[int]
+    HANDLE_FIELD_NUMBER: _ClassVar[int]
+    SERVER_NAME_FIELD_NUMBER: _ClassVar[int]
+    address: str
+    incarnation: int
+    transport: str
+    handle: bytes
+    server_name: str
+    def __init__(self, address: _Optional[str] = ..., incarnation: _Optional[int] = ..., transport: _Optional[str] = ..., handle: _Optional[bytes] = ..., server_name: _Optional[str] = ...) -> None: ...
 
 class StoreBlocks(_message.Message):
     __slots__ = ("transfer_id", "tier", "block_ids", "tier_block_ids", "keys")

@@ -85,6 +85,8 @@ class FakeRunner:
 
 
 class FakeLifecycle:
+    peers = None
+
     def __init__(self, runner: FakeRunner) -> None:
         self._runner = runner
 

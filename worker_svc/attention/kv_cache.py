@@ -29,6 +29,10 @@ class PagedCache(Protocol):
     def block_shape(self) -> tuple[int, ...]:
         """The shape of one block over all layers."""
 
+    @property
+    def constants(self) -> tuple[Tensor, ...]:
+        """Tensors that stored values are read with: where these differ, so do equal bytes."""
+
     def read_blocks(self, block_ids: Tensor) -> Tensor:
         """A copy of blocks block_ids [n], as [n, *block_shape] of `moved_dtype`."""
 
@@ -83,6 +87,11 @@ class KVCache:
         scales = None if self._scales is None else self._scales[index]
         offsets = None if self._key_offsets is None else self._key_offsets[index]
         return LayerKv.of(self._rows[index], self.block_size, scales, offsets)
+
+    @property
+    def constants(self) -> tuple[Tensor, ...]:
+        """Scales and key offsets of a cache in FP8, layer by layer; none otherwise."""
+        return (*(self._scales or ()), *(self._key_offsets or ()))
 
     def of_layer(self, index: int) -> LayerKv:
         """The keys and values of a layer."""

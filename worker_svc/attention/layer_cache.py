@@ -51,6 +51,8 @@ class LayerCache:
         self._views = [self._view(index) for index in range(len(self._shapes))]
         self.block_shape: tuple[int, ...] = (block_size * sum(shape.width for shape in shapes),)
 
+    constants: tuple[Tensor, ...] = ()  # values are stored as they are
+
     def of_layer(self, index: int) -> LayerKv:
         """The keys and values of the layer that stores as the index-th."""
         return self._views[index]

@@ -25,6 +25,8 @@ class PageCache:
         self._pages = zero_pages((num_blocks, plan.page_width), plan.dtype, device)
         self._views = [self._view(index) for index in range(len(plan.shapes))]
 
+    constants: tuple[Tensor, ...] = ()  # values are stored as they are
+
     def of_layer(self, index: int) -> LayerKv:
         """The keys and values of the layer that stores as the index-th."""
         return self._views[index]

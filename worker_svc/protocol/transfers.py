@@ -36,6 +36,27 @@ class TransferOrder:
 
 
 @dataclass(frozen=True, slots=True)
+class Peer:
+    """Another worker, whose blocks can be fetched."""
+
+    address: str  # where the scheduler reaches it
+    incarnation: int
+    transport: str
+    handle: bytes
+    server_name: str = ""  # of its certificate; empty: the address's host
+
+
+@dataclass(frozen=True, slots=True)
+class PeerOrder:
+    """Blocks of the cache to fill from another worker's."""
+
+    transfer_id: int
+    block_ids: IntColumn
+    source_block_ids: IntColumn  # one per block
+    peer: Peer
+
+
+@dataclass(frozen=True, slots=True)
 class CancelOrder:
     """Transfers that need not go on."""
 
@@ -53,7 +74,7 @@ class TransferEnd:
     queued_s: float = 0.0
 
 
-def decode_transfer(frame: bytes, limits: Limits) -> TransferOrder | CancelOrder | None:
+def decode_transfer(frame: bytes, limits: Limits) -> TransferOrder | PeerOrder | CancelOrder | None:
     """Decodes a frame about transfers; None for any other. Raises BadStep."""
     if not frame.startswith(_TAGS):  # a step, parsed only once
         return None
@@ -62,6 +83,8 @@ def decode_transfer(frame: bytes, limits: Limits) -> TransferOrder | CancelOrder
     except DecodeError:
         return None  # refused when it is executed
     match message.WhichOneof("frame"):
+        case "fetch" if message.fetch.HasField("peer"):
+            return _peer_order(message.fetch, limits)
         case "fetch":
             return _order("fetch", message.fetch, limits)
         case "store":
@@ -69,6 +92,24 @@ def decode_transfer(frame: bytes, limits: Limits) -> TransferOrder | CancelOrder
         case "cancel_transfers":
             return CancelOrder(tuple(message.cancel_transfers.transfer_ids))
     return None
+
+
+def _peer_order(message: worker_pb2.FetchBlocks, limits: Limits) -> PeerOrder:
+    if not message.transfer_id:
+        raise BadStep("fetch.transfer_id", "must not be 0")
+    if not limits.has_transports:
+        raise BadStep("fetch.peer", "this worker has no transport")
+    name, source_name = "fetch.block_ids", "fetch.source_block_ids"
+    filled = name, columns.block_ids(message.block_ids, name, limits)
+    sources = source_name, columns.column(message.source_block_ids, source_name)
+    # How many blocks the other worker has, it knows itself.
+    columns.check_range(sources[1], 1, 2**31, source_name, "block")
+    if not len(filled[1]):
+        raise BadStep(name, "there are none")
+    theirs, ours = columns.pairs(sources, filled)
+    told = message.peer
+    peer = Peer(told.address, told.incarnation, told.transport, told.handle, told.server_name)
+    return PeerOrder(message.transfer_id, ours, theirs, peer)
 
 
 def _order(

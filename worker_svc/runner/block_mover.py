@@ -35,6 +35,11 @@ class BlockMover:
         """Bytes of one block, in all layers."""
         return math.prod(self._kv_cache.block_shape) * self._kv_cache.moved_dtype.itemsize
 
+    def host_bytes(self, num_host_blocks: int) -> memoryview:
+        """The memory of the first host blocks, as bytes."""
+        blocks = self._host[:num_host_blocks].reshape(-1)
+        return blocks.view(torch.uint8).numpy().data
+
     def apply(self, moves: StepMoves) -> None:
         """Swaps out, swaps in, copies; in this order."""
         for blocks, host_blocks in _parts(moves.swapped_out, moves.to_host):

@@ -10,7 +10,6 @@ step touches a block before the transfer that fills it is answered, or changes o
 import logging
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from functools import partial
 
@@ -18,11 +17,11 @@ import numpy as np
 import torch
 
 from worker_svc.attention.kv_cache import PagedCache
-from worker_svc.device.transfer import wait_for
 from worker_svc.process.compute_thread import ComputeThread
 from worker_svc.protocol.step import StepMoves, no_entries
 from worker_svc.protocol.transfers import Keys, TransferEnd, TransferOrder
 from worker_svc.runner.block_mover import BLOCKS_AT_ONCE, BlockMover
+from worker_svc.runner.copy_lane import CopyLane
 
 log = logging.getLogger(__name__)
 
@@ -35,8 +34,8 @@ class HostTier:
         self._keys: Keys = np.zeros((num_blocks + 1, 2), dtype=np.uint64)
         self._holds = np.zeros(num_blocks + 1, dtype=np.bool_)
         # Those that a sequence waits for do not wait for the others.
-        self._fetches = CopyLane(self._mover, "fetches", device)
-        self._stores = CopyLane(self._mover, "stores", device)
+        self._fetches = ComputeThread("fetches"), CopyLane(self._mover, device)
+        self._stores = ComputeThread("stores"), CopyLane(self._mover, device)
         self._lock = threading.Lock()
         self._open: set[int] = set()  # ids that are not answered
         self._cancelled: set[int] = set()  # of these
@@ -59,8 +58,8 @@ class HostTier:
         """
         with self._lock:
             self._open.add(order.transfer_id)
-        lane = self._fetches if order.is_fetch else self._stores
-        lane.thread.post(partial(self._run, lane, order, is_over, answer, time.perf_counter()))
+        thread, lane = self._fetches if order.is_fetch else self._stores
+        thread.post(partial(self._run, lane, order, is_over, answer, time.perf_counter()))
 
     def cancel(self, transfer_ids: tuple[int, ...]) -> None:
         """Ends transfers early; those that are answered already are none."""
@@ -69,11 +68,11 @@ class HostTier:
 
     def when_done(self, call: Callable[[], None]) -> None:
         """Calls once all transfers that were submitted have ended."""
-        self._fetches.thread.post(partial(self._stores.thread.post, call))
+        self._fetches[0].post(partial(self._stores[0].post, call))
 
     def _run(
         self,
-        lane: "CopyLane",
+        lane: CopyLane,
         order: TransferOrder,
         is_over: Callable[[], bool],
         answer: Callable[[int, TransferEnd], None],
@@ -100,7 +99,7 @@ class HostTier:
         answer(order.transfer_id, TransferEnd(num_whole, problem, num_bytes, duration_s, queued_s))
 
     def _copy(
-        self, lane: "CopyLane", order: TransferOrder, is_cancelled: Callable[[], bool]
+        self, lane: CopyLane, order: TransferOrder, is_cancelled: Callable[[], bool]
     ) -> tuple[int, str]:
         """Copies the blocks of a transfer; returns how many, and why not all of them."""
         num_blocks, problem = len(order.block_ids), ""
@@ -132,36 +131,6 @@ class HostTier:
         num_known = int(is_it.argmin())
         block = order.tier_blocks[num_known]
         return num_known, f"block {block} of the tier holds another content"
-
-
-class CopyLane:
-    """The copies of one direction, in order: the next one is launched while one is under way."""
-
-    def __init__(self, mover: BlockMover, name: str, device: torch.device) -> None:
-        self.thread = ComputeThread(name)
-        self._mover = mover
-        is_cuda = device.type == "cuda"
-        self._stream = torch.cuda.Stream(device) if is_cuda else None  # type: ignore[no-untyped-call]
-        self._under_way: deque[torch.cuda.Event] = deque()
-
-    @torch.inference_mode()
-    def copy(self, moves: StepMoves) -> None:
-        """Launches copies; returns when those launched before are done."""
-        if self._stream is None:
-            self._mover.apply(moves)
-            return
-        with torch.cuda.stream(self._stream):
-            self._mover.apply(moves)
-            done = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            done.record()
-        self._under_way.append(done)
-        while len(self._under_way) > 1:
-            wait_for(self._under_way.popleft())
-
-    def finish(self) -> None:
-        """Returns when all bytes are where they belong."""
-        while self._under_way:
-            wait_for(self._under_way.popleft())
 
 
 def _moves(order: TransferOrder, part: slice) -> StepMoves:

@@ -112,7 +112,7 @@ class ModelRunner(ABC):
         self.rehearsed_s: dict[int, float] = {}  # what steps of the warm-up took, by their tokens
         self._clock_before: StepClock | None = None  # of the last step that computed
         self._model = model
-        self._kv_cache = kv_cache
+        self.kv_cache = kv_cache
         self._device = device
         self._mover = BlockMover(kv_cache, limits.num_host_blocks, device)
         self.tier: HostTier | None = None
@@ -315,7 +315,7 @@ class ModelRunner(ABC):
         return self._model.forward(
             model_inputs.token_ids,
             model_inputs.positions,
-            self._kv_cache,
+            self.kv_cache,
             model_inputs.attention,
             last,
         )

@@ -17,6 +17,7 @@ from wire.server import PortInUse
 from wire.tracing.opener import NoTracing
 from worker_svc.config import WorkerConfig
 from worker_svc.device.device import set_num_threads
+from worker_svc.moves.transport import UnknownTransport
 from worker_svc.serving.server import RankServer, WorkerServer
 
 GRACE_S = 0.4
@@ -57,7 +58,7 @@ def run(
     try:
         make_server = make_server or partial(WorkerServer, config)
         server = make_server(on_failure)
-    except (BadIdentityFile, NoTracing, PortInUse) as error:
+    except (BadIdentityFile, NoTracing, PortInUse, UnknownTransport) as error:
         log.error("%s", error)
         return 1
     server.start()

@@ -21,6 +21,8 @@ from wire.requests.check import ThreadedRequestCheck
 from wire.server import SERVER_OPTIONS, add_reflection, bind
 from wire.tracing.opener import open_tracer
 from worker_svc.config import WorkerConfig
+from worker_svc.moves.peer_fetches import PeerFetches
+from worker_svc.moves.transport import TransportOptions, open_transport
 from worker_svc.observe.request_spans import RequestStays
 from worker_svc.parallel.leader import Ranks
 from worker_svc.process.compute_thread import ComputeThread
@@ -145,6 +147,7 @@ class WorkerServer(RankServer):
         self._registration: Registration | None = None
         if config.register_at:
             self._registration = Registration(config.register_at, config.advertise, config.identity)
+        self.lifecycle.peers = _peers(config)
         failpoints = Failpoints(config.failpoints) if config.failpoints else None
         self._session = Session(
             self.lifecycle,
@@ -195,6 +198,8 @@ class WorkerServer(RankServer):
             self._metrics_port.stop()
         if self._stays is not None:
             self._stays.close()
+        if self.lifecycle.peers is not None:
+            self.lifecycle.peers.close()
         return stopped
 
     def _service_names(self) -> tuple[str, ...]:
@@ -207,3 +212,11 @@ class WorkerServer(RankServer):
             if self._registration is not None and self.lifecycle.description is not None:
                 self._registration.begin(self.lifecycle.description.incarnation)
             self._on_ready()
+
+
+def _peers(config: WorkerConfig) -> PeerFetches | None:
+    """The transports of --kv-transport. Raises UnknownTransport, PortInUse, BadIdentityFile."""
+    if not config.kv_transport:
+        return None
+    options = TransportOptions(config.host, config.kv_port, config.identity)
+    return PeerFetches({name: open_transport(name, options) for name in config.kv_transport})

@@ -21,10 +21,10 @@ from wire.versions import STEP_MINOR
 from worker_svc.adapters.store import Names, NameTaken
 from worker_svc.config import DTYPES
 from worker_svc.device.step_clock import DecodeTime
+from worker_svc.process.pending_hellos import PendingHellos
 from worker_svc.protocol import codec
 from worker_svc.protocol.kv_groups import LayerGroup
 from worker_svc.protocol.step import BadStep
-from worker_svc.serving.pending_hellos import PendingHellos
 from worker_svc.serving.scheduler_stream import SchedulerStream
 from worker_svc.serving.session import Refusal, Session
 from worker_svc.serving.session_errors import (
@@ -327,20 +327,31 @@ def to_description(description: Description) -> worker_pb2.WorkerDescription:
         draft_model=_to_draft_model(description.draft_model),
         protocol_minor=STEP_MINOR,
         tiers=[to_tier(tier) for tier in description.tiers],
+        kv_layout_hash=description.kv_layout_hash,
+        transports=_to_transports(description),
         kv_groups=[_to_kv_group(group) for group in description.kv_groups],
         max_adapters=0 if adapters is None else adapters.limits.max_loras,
         adapters=[]
         if adapters is None
         else [types_pb2.Adapter(**one.fields()) for one in adapters.names.sources],
-        rehearsed_steps=[
-            timing_pb2.RehearsedStep(num_tokens=num_tokens, seconds=seconds)
-            for num_tokens, seconds in description.rehearsed_s.items()
-        ],
+        rehearsed_steps=_rehearsed_steps(description),
     )
+
+
+def _rehearsed_steps(description: Description) -> list[timing_pb2.RehearsedStep]:
+    return [
+        timing_pb2.RehearsedStep(num_tokens=num_tokens, seconds=seconds)
+        for num_tokens, seconds in description.rehearsed_s.items()
+    ]
 
 
 def _to_draft_model(facts: ModelFacts | None) -> types_pb2.ModelInfo | None:
     return None if facts is None else to_model_info(facts)
+
+
+def _to_transports(description: Description) -> list[worker_pb2.KvTransport]:
+    handles = description.kv_handles.items()
+    return [worker_pb2.KvTransport(name=name, handle=handle) for name, handle in handles]
 
 
 def _to_kv_group(group: LayerGroup) -> worker_pb2.KvGroup:

@@ -25,7 +25,7 @@ from worker_svc.protocol import codec
 from worker_svc.protocol.codec import Hello
 from worker_svc.protocol.preparations import PreparationOrders, decode_orders
 from worker_svc.protocol.step import BadStep, StepInput, StepOutput
-from worker_svc.protocol.transfers import CancelOrder, decode_transfer
+from worker_svc.protocol.transfers import CancelOrder, PeerOrder, decode_transfer
 from worker_svc.runner.model_runner import ModelRunner, Pending, failed
 from worker_svc.serving.adapter_traffic import AdapterTraffic
 from worker_svc.serving.hold import Hold
@@ -133,6 +133,8 @@ class Session:
     def _greet_after_transfers(self, stream: SchedulerStream, frame: bytes) -> None:
         """Sends the first frame once no transfer of an older stream reads or writes a block."""
         greet, tier = partial(stream.greet, frame), self._lifecycle.ready_runner().tier
+        if (peers := self._lifecycle.peers) is not None:
+            greet = partial(peers.when_done, greet)
         if tier is None:
             greet()
         else:
@@ -204,11 +206,16 @@ class Session:
         if order is None:
             return False
         stream.count_frame()
-        if (tier := runner.tier) is None:
-            return True  # a cancel: there is nothing to end
+        tier, peers = runner.tier, self._lifecycle.peers
         if isinstance(order, CancelOrder):
-            tier.cancel(order.transfer_ids)
+            for each in (tier, peers):
+                if each is not None:
+                    each.cancel(order.transfer_ids)
+        elif isinstance(order, PeerOrder):
+            assert peers is not None  # else it was not decoded
+            peers.submit(order, lambda: stream.is_over, stream.transfer_done)
         else:
+            assert tier is not None
             tier.submit(order, lambda: stream.is_over, stream.transfer_done)
         return True
 

@@ -61,6 +61,8 @@ class Description:
     gemm_choices: Mapping[GemmShape, GemmChoice] = field(default_factory=dict)  # by shape
     num_host_blocks: int = 0
     tiers: tuple[TierFacts, ...] = ()
+    kv_layout_hash: bytes = b""
+    kv_handles: Mapping[str, bytes] = field(default_factory=dict)  # by transport
     verifies_drafts: bool = False
     encodes_pictures: bool = False
     keeps_pictures_whole: bool = False  # tokens of one see each other both ways

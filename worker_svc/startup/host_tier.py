@@ -1,4 +1,4 @@
-"""The size of the tier in host memory (--host-tier-gib), and what cannot have one."""
+"""The size of the tier in host memory (--host-tier-gib), and which models have blocks alone."""
 
 from worker_svc.config import UnsupportedOption, WorkerConfig
 from worker_svc.models.step_model import StepModel
@@ -7,6 +7,20 @@ from worker_svc.startup.kv_sizing import GIB
 
 def require_tiered(config: WorkerConfig, model: StepModel, num_tables: int) -> None:
     """Raises UnsupportedOption, naming the option, if blocks alone are not all that is kept."""
+    if config.host_tier_gib:
+        _require_blocks_alone(f"host_tier_gib: {config.host_tier_gib}", config, model, num_tables)
+
+
+def require_movable(config: WorkerConfig, model: StepModel, num_tables: int) -> None:
+    """Raises UnsupportedOption if blocks alone are not all that would have to move to a worker."""
+    if config.kv_transport:
+        told = f"kv_transport: {','.join(config.kv_transport)}"
+        _require_blocks_alone(told, config, model, num_tables)
+
+
+def _require_blocks_alone(
+    option: str, config: WorkerConfig, model: StepModel, num_tables: int
+) -> None:
     problems = {
         "a model with several KV groups, or a window, without --kv-groups one": num_tables > 1,
         "a model with recurrent states": model.states is not None or bool(model.state_bytes),
@@ -14,8 +28,8 @@ def require_tiered(config: WorkerConfig, model: StepModel, num_tables: int) -> N
         "several ranks": model.group.size > 1,
     }
     for what, is_so in problems.items():
-        if config.host_tier_gib and is_so:
-            raise UnsupportedOption(f"host_tier_gib: {config.host_tier_gib} cannot serve {what}")
+        if is_so:
+            raise UnsupportedOption(f"{option} cannot serve {what}")
 
 
 def num_tier_blocks(config: WorkerConfig, block_bytes: int) -> int:

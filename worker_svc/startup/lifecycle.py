@@ -19,6 +19,8 @@ from pagewire.ranks.byte_pairs import BadRanks
 from worker_svc.config import UnsupportedOption, WorkerConfig
 from worker_svc.models.spec import UnsupportedModel
 from worker_svc.models.stored.weight_files import WeightError
+from worker_svc.moves.peer_fetches import PeerFetches
+from worker_svc.moves.transport import OwnKv
 from worker_svc.parallel.group import Group
 from worker_svc.parallel.leader import Ranks
 from worker_svc.process.compute_thread import ComputeThread
@@ -80,6 +82,7 @@ class Lifecycle:
         self._compute = compute
         self._on_phase = on_phase
         self._timer = StartTimer()
+        self.peers: PeerFetches | None = None  # if KV moves between workers
         self._incarnation = secrets.randbits(63) + 1
         self._busy = threading.Lock()
         self._phase = WorkerPhase.STARTED
@@ -146,6 +149,11 @@ class Lifecycle:
                     lambda group: startup.build_runner(self._config, model, num_blocks)
                 )
             description = startup.describe(model, runner, self._incarnation)
+            if self.peers is not None:
+                kv = OwnKv(
+                    runner.kv_cache, runner.device, self._incarnation, description.kv_layout_hash
+                )
+                description = replace(description, kv_handles=self.peers.begin(kv))
             addresses = self._ranks.addresses(self._address)
             self._description = replace(description, rank_addresses=addresses)
             self._runner = runner

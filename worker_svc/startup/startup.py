@@ -31,6 +31,7 @@ from worker_svc.models import DUMMY, Decoder, load_model
 from worker_svc.models import config as model_config
 from worker_svc.models.spec import ModelSpec
 from worker_svc.models.step_model import StepModel
+from worker_svc.moves.layout import layout_hash
 from worker_svc.parallel.group import ALONE, Group, device_of
 from worker_svc.protocol.step import Limits
 from worker_svc.quantization import registry
@@ -302,6 +303,7 @@ def build_runner(config: WorkerConfig, model: LoadedModel, num_blocks: int) -> M
     )
     num_tables = 1 if model.kv_plan is None else 1 + len(model.kv_plan.groups)
     host_tier.require_tiered(config, model.decoder, num_tables)
+    host_tier.require_movable(config, model.decoder, num_tables)
     block_bytes = group.size * _block_bytes(config, model)
     num_tier_blocks = host_tier.num_tier_blocks(config, block_bytes)
     kv_sizing.require_host_memory(config.host_blocks, block_bytes, num_tier_blocks)
@@ -332,6 +334,7 @@ def describe(model: LoadedModel, runner: ModelRunner, incarnation: int) -> Descr
         all_reduce=model.decoder.group.adds_up_by,
         num_host_blocks=limits.num_host_blocks,
         tiers=_tiers(runner),
+        kv_layout_hash=_kv_layout_hash(model, runner),
         verifies_drafts=runner.verifies_drafts,
         encodes_pictures=(pictures := runner.state.pictures) is not None,
         keeps_pictures_whole=pictures is not None and pictures.encoder.sees_both_ways,
@@ -347,6 +350,13 @@ def _tiers(runner: ModelRunner) -> tuple[TierFacts, ...]:
     if runner.tier is None:
         return ()
     return (TierFacts(HOST_TIER, runner.limits.num_tier_blocks, runner.tier.block_bytes),)
+
+
+def _kv_layout_hash(model: LoadedModel, runner: ModelRunner) -> bytes:
+    if not runner.limits.has_transports:
+        return b""
+    group = model.decoder.group
+    return layout_hash(runner.kv_cache, model.facts.config_sha256, group.rank, group.size)
 
 
 def _kv_layout(model: LoadedModel, limits: Limits) -> str:
@@ -450,6 +460,7 @@ def _runner(
     limits = _limits(config, model, num_blocks, num_host_blocks)
     num_snapshots = _num_state_snapshots(config, model, limits.max_num_seqs)
     limits = replace(limits, num_state_snapshots=num_snapshots, num_tier_blocks=num_tier_blocks)
+    limits = replace(limits, has_transports=bool(config.kv_transport))
     model.decoder.make_states(limits.max_num_seqs, num_snapshots)
     grammars = _grammars(model)
     made: type[ModelRunner] = EagerRunner

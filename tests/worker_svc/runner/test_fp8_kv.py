@@ -78,7 +78,7 @@ def continued(slot: int, known: list[int], blocks: list[int], num_computed: int)
 def test_the_cache_takes_a_byte_for_a_number(
     driver: Driver, config: WorkerConfig, greedy: Greedy
 ) -> None:
-    cache = driver.runner._kv_cache
+    cache = driver.runner.kv_cache
     kind = torch.float8_e4m3fn if config.kv_cache_dtype == "fp8_e4m3" else torch.float8_e5m2
     assert cache.dtype == kind
     assert cache.rows(0).nbytes == cache.rows(0).numel()

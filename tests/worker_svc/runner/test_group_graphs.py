@@ -234,7 +234,7 @@ def play(runners: tuple[ModelRunner, ModelRunner], planner: Planner, num_steps: 
             assert interpreted.state.hashes.tolist() == eager.state.hashes.tolist()
         free = torch.tensor([0, *planner.done(step)])
         for runner in runners:
-            cache = runner._kv_cache
+            cache = runner.kv_cache
             cache.write_blocks(free, torch.full((len(free), *cache.block_shape), torch.nan))
     return num_tokens
 

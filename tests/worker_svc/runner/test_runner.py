@@ -191,7 +191,7 @@ def test_the_null_block_is_never_written(driver: Driver, loaded: startup.LoadedM
     driver.runner.warm_up()
     driver.step(sequence(0, make_prompt(20), [1, 2]), rows={0: 20})
     driver.step(rows={0: 1})
-    cache = driver.runner._kv_cache
+    cache = driver.runner.kv_cache
     for index in range(loaded.decoder.spec.num_layers):
         for side in cache.layer(index):
             assert not side[0].any()

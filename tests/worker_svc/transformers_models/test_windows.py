@@ -114,7 +114,7 @@ def windowed(
 def poison_the_null_block(worker: Worker) -> None:
     runner = worker.server.lifecycle.runner
     assert runner is not None
-    cache = runner._kv_cache
+    cache = runner.kv_cache
     content = torch.full((1, *cache.block_shape), torch.nan, device=runner.device)
     cache.write_blocks(torch.zeros(1, dtype=torch.int64, device=runner.device), content)
 

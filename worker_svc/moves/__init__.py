@@ -1,0 +1,1 @@
+"""Blocks that come from other workers, and those that others read here."""
