@@ -27,6 +27,7 @@ from kernels.experts.mxfp4 import numbers
 from kernels.experts.router import Routing
 from kernels.experts.weights import ExpertWeights
 from kernels.pdl import has_pdl, is_compiled, launch_options
+from kernels.quantized.float8_bytes import widened_pairs
 
 _COMBINED = 1024  # columns of a program that adds
 _SHARED_BYTES = 200 << 10  # of the pipelines that are quickest where there is room for them
@@ -74,14 +75,18 @@ def _config(
     if is_mxfp4:  # widening is most of the work: tiles of more rows share it
         if rows_per_expert <= 12:
             return _Config(16, 64, 64, 4, 4)
-        return _Config(128 if num_rows > 1024 else 64, 128, 64, 3, 8)
+        if num_rows > 1024:
+            return _Config(128, 128, 64, 3, 8)
+        return _Config(64 if gated else 32, 128, 64, 3, 8)
+    if is_narrow and num_rows <= 256:
+        return _Config(16 if rows_per_expert <= 12 else 32, 64, 128, 3, 4)
     if num_rows > 1024:
         return _Config(128, 128, 64, 4 if gated else 3, 8)
     if num_rows > 256:
         return _Config(64, 128, 64, 4 if gated else 3, 8)
     if rows_per_expert > 4:
         return _Config(32, 64, 128, 4 if gated else 3, 4)
-    return _Config(16, 64, 128, 4 if gated and not is_narrow else 3, 4)
+    return _Config(16, 64, 128, 4 if gated else 3, 4)
 
 
 def grouped_linear(
@@ -114,7 +119,9 @@ def grouped_linear(
     # Each expert with rows may have one tile that is not full.
     most_tiles = min(num_experts, num_pairs) + num_pairs // config.block_m
     block_k = weight.block_k(config.block_k)
-    values = weight.values.view(torch.int16) if weight.is_mxfp4 else weight.values
+    # Two numbers of 8 bits at once, where kernels widen them so.
+    are_pairs = weight.is_fp8 and is_compiled(x) and x.dtype == torch.bfloat16
+    values = weight.values.view(torch.int16) if weight.is_mxfp4 or are_pairs else weight.values
     _grouped_linear_kernel[(most_tiles * triton.cdiv(n, config.block_n),)](
         x, values, weight.scales, weight.bias, routing.counts, routing.pairs, out, num_rows,
         x.stride(0),
@@ -132,6 +139,7 @@ def grouped_linear(
         GATED=gated,
         IS_FP8=weight.is_fp8,
         IS_FP4=weight.is_mxfp4,
+        IS_PAIRS=are_pairs,
         IS_COMPILED=is_compiled(x),
         HAS_BIAS=weight.bias is not None,
         LIMIT=0.0 if clamp is None else clamp.limit,
@@ -185,6 +193,7 @@ def _grouped_linear_kernel(
     GATED: tl.constexpr,
     IS_FP8: tl.constexpr,
     IS_FP4: tl.constexpr,
+    IS_PAIRS: tl.constexpr,
     IS_COMPILED: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     LIMIT: tl.constexpr,  # 0: the activation is SiLU
@@ -248,33 +257,33 @@ def _grouped_linear_kernel(
                     acc_up = tl.dot(u_low, tl.trans(low), acc_up, input_precision="ieee")
                     acc_up = tl.dot(u_high, tl.trans(high), acc_up, input_precision="ieee")
         else:
-            of_expert = weight_ptr + expert.to(tl.int64) * ((1 + GATED) * N * K)
-            w_ptrs = of_expert + columns[:, None] * K + k[None, :]  # [BLOCK_N, BLOCK_K]
+            # Pairs are two numbers of 8 bits.
+            OF_ONE: tl.constexpr = 2 if IS_PAIRS else 1
+            columns_k = tl.arange(0, BLOCK_K // OF_ONE)
+            of_expert = weight_ptr + expert.to(tl.int64) * ((1 + GATED) * N * K // OF_ONE)
+            w_ptrs = of_expert + columns[:, None] * (K // OF_ONE) + columns_k[None, :]
+            up_ptrs = w_ptrs + N * K // OF_ONE
             if IS_FP8:
                 s_ptrs = scales_ptr + (expert * ((1 + GATED) * N) + columns) * GROUPS
             for k0 in tl.range(0, K, BLOCK_K, num_stages=STAGES):
-                if K % BLOCK_K == 0:
-                    w = tl.load(w_ptrs + k0)
-                    x = tl.load(x_ptrs + k0)
-                else:
-                    is_k = (k0 + k < K)[None, :]
-                    w = tl.load(w_ptrs + k0, mask=is_k, other=0.0)
-                    x = tl.load(x_ptrs + k0, mask=is_k, other=0.0)
+                inside_w, inside_x = None, None
+                if K % BLOCK_K != 0:
+                    inside_w = (k0 + columns_k * OF_ONE < K)[None, :]
+                    inside_x = (k0 + k < K)[None, :]
+                w = _loaded(w_ptrs + k0 // OF_ONE, inside_w, IS_PAIRS).to(x_ptr.dtype.element_ty)
+                x = _loaded(x_ptrs + k0, inside_x, False)
                 if GROUPS == 1:
-                    acc = tl.dot(w.to(x.dtype), tl.trans(x), acc, input_precision="ieee")
+                    acc = tl.dot(w, tl.trans(x), acc, input_precision="ieee")
                 else:
                     group = k0 // BLOCK_K // STEPS_OF_A_GROUP
-                    part = tl.dot(w.to(x.dtype), tl.trans(x), input_precision="ieee")
+                    part = tl.dot(w, tl.trans(x), input_precision="ieee")
                     acc += part * tl.load(s_ptrs + group)[:, None]
                 if GATED:
-                    if K % BLOCK_K == 0:
-                        u = tl.load(w_ptrs + N * K + k0)
-                    else:
-                        u = tl.load(w_ptrs + N * K + k0, mask=(k0 + k < K)[None, :], other=0.0)
+                    u = _loaded(up_ptrs + k0 // OF_ONE, inside_w, IS_PAIRS).to(x.dtype)
                     if GROUPS == 1:
-                        acc_up = tl.dot(u.to(x.dtype), tl.trans(x), acc_up, input_precision="ieee")
+                        acc_up = tl.dot(u, tl.trans(x), acc_up, input_precision="ieee")
                     else:
-                        part = tl.dot(u.to(x.dtype), tl.trans(x), input_precision="ieee")
+                        part = tl.dot(u, tl.trans(x), input_precision="ieee")
                         acc_up += part * tl.load(s_ptrs + N * GROUPS + group)[:, None]
         if IS_FP8 and GROUPS == 1:
             acc *= tl.load(s_ptrs)[:, None]
@@ -290,6 +299,14 @@ def _grouped_linear_kernel(
         inside = (n < N)[:, None] & (m < count)[None, :]
         to = pair[None, :] * N + n[:, None]
         tl.store(out_ptr + to, acc.to(out_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _loaded(ptrs: tl.tensor, inside: tl.tensor, IS_PAIRS: tl.constexpr) -> tl.tensor:
+    """Numbers; of pairs [N, K / 2] both, [N, K]. `inside` None: all are."""
+    other: tl.constexpr = 0 if IS_PAIRS else 0.0
+    found = tl.load(ptrs) if inside is None else tl.load(ptrs, mask=inside, other=other)
+    return widened_pairs(found) if IS_PAIRS else found
 
 
 @triton.jit

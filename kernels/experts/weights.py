@@ -9,6 +9,7 @@ from kernels import fp8
 from kernels.quantized.scaled import FLOAT8, ScaledWeight
 
 MXFP4_GROUP = 32  # columns that share an exponent
+_NOT_A_NUMBER = 0x7F  # of e4m3, with any sign
 _LEAST_GROUP = 32  # columns that tensor cores multiply at once, with some to spare
 
 
@@ -84,6 +85,15 @@ class ExpertWeights:
         if self.is_mxfp4:
             return most
         return most if self.group is None else min(most, self.group & -self.group)
+
+    def require_numbers(self) -> None:
+        """Raises ValueError if 8-bit floats are not numbers, which kernels may take to be 480."""
+        if not self.is_fp8:
+            return
+        codes = self.values.view(torch.uint8)  # an expert at a time: the temporaries are large
+        bad = torch.stack([(each & _NOT_A_NUMBER == _NOT_A_NUMBER).any() for each in codes])
+        if bool(bad.any()):
+            raise ValueError(f"expert {int(bad.nonzero()[0])} has weights that are not numbers")
 
     def check(self, x: torch.Tensor) -> None:
         """Raises ValueError or TypeError if rows x [M, K] cannot be multiplied."""

@@ -208,6 +208,15 @@ def test_exponents_at_both_ends_are_powers_of_two(exponent, device):
             assert torch.equal(found.cpu(), expected)
 
 
+@pytest.mark.parametrize("byte", [0x7F, 0xFF])
+def test_weights_in_8_bits_that_are_not_numbers_are_refused_by_their_expert(byte):
+    weights = in_8_bits(ExpertWeights(torch.randn(3, 32, 64)), None)
+    weights.require_numbers()
+    weights.values.view(torch.uint8)[1, 31, 63] = byte
+    with pytest.raises(ValueError, match="expert 1 has weights that are not numbers"):
+        weights.require_numbers()
+
+
 def test_groups_that_are_no_tiles_are_not_stacked():
     weight = ScaledWeight.rounded(torch.randn(8, 96))
     assert ExpertWeights.stacked([weight.regrouped(48), weight.regrouped(48)]) is None
