@@ -1,7 +1,8 @@
 """Experts on CUDA: routing, and the products of each row's experts, without a wait for the host.
 
-`kernels.experts.few_rows` computes a few rows, of which each has other experts, as a rule;
-`kernels.experts.grouped_linear` more. It knows neither the residual's place in a layer nor ranks.
+`kernels.experts.few_rows` computes a few rows, of which each has other experts, as a rule, and
+`kernels.cluster.expert_rows` those of weights in few bits; `kernels.experts.grouped_linear` more.
+It knows neither the residual's place in a layer nor ranks.
 """
 
 from collections.abc import Callable
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kernels.cluster.mxfp4_rows import FewRowExperts
+from kernels.cluster.expert_rows import FewRowExperts
 from kernels.expert_clamp import Clamp
 from kernels.experts import few_rows
 from kernels.experts.grouped_linear import combined, grouped_linear
@@ -38,7 +39,7 @@ class FusedExperts:
 
     @classmethod
     def of(cls, norm: RMSNorm, experts: Experts) -> "FusedExperts":
-        """Takes over the weights."""
+        """Takes over the weights. Raises ValueError if some are not numbers."""
         rule, shared, activation = experts.spec.router, experts.spec.shared, experts.spec.activation
         act = None if activation is Activation.SILU else ACTS[activation]
         router = Router(
@@ -56,6 +57,8 @@ class FusedExperts:
             rule.kept_groups,
         )
         gate_up, down = experts.stacked()
+        gate_up.require_numbers()
+        down.require_numbers()
         few = None
         if act is None and experts.dtype == torch.bfloat16:
             few = FewRowExperts.of(gate_up, down, router.per_row, kernel_cache() / "cluster")

@@ -6,7 +6,13 @@ import re
 import pytest
 import torch
 
-from kernels.cluster import decode_float8, decode_float8_rows, float8_cache, narrow_rows
+from kernels.cluster import (
+    decode_float8,
+    decode_float8_rows,
+    expert_rows,
+    float8_cache,
+    narrow_rows,
+)
 from kernels.cluster.float8_cache import Float8Cache
 from kernels.cluster.program import CannotCompile, Kernel, Launch
 from kernels.cluster.tensor_map import TensorMap
@@ -74,6 +80,7 @@ def test_caches_that_suit(changed: dict, is_suited: bool) -> None:
         ("float8_tiles.cuh", "Float8Cache", Float8Cache),
         ("decode_float8.cu", "Attention", decode_float8._Attention),
         ("decode_float8_rows.cu", "Rows", decode_float8_rows._Rows),
+        ("expert_rows.cu", "Product", expert_rows._Product),
     ],
 )
 def test_arguments_are_those_of_the_sources(
@@ -84,7 +91,7 @@ def test_arguments_are_those_of_the_sources(
     assert body is not None
     lines = [line.split("//")[0] for line in body[1].splitlines()]
     declared = " ".join(lines).replace("*", " ").split(";")
-    words = {"const", "u16", "u32", "unsigned", "char", "float", "float4", "int", "i64"}
+    words = {"const", "void", "u16", "u32", "unsigned", "char", "float", "float4", "int", "i64"}
     words |= {"Float8Cache", "TensorMap"}
     names = [
         name.strip()
