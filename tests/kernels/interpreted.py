@@ -13,6 +13,7 @@ interpreted in half the time without all this.
 import dataclasses
 import importlib
 import importlib.util
+import inspect
 import math
 import os
 from collections.abc import Callable
@@ -88,10 +89,13 @@ def once_per_type(find: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 def call_directly(interpreter: Any, core: Any) -> None:
-    """Calls of the language reach its functions without what checks that they stand in a kernel."""
+    """Calls of the language reach its functions without what checks that they stand in a kernel.
+
+    The members of a module or class are looked through once, not at each launch.
+    """
     checked = core.builtin(lambda: None).__code__
 
-    def patch(owner: Any, name: str, member: Any, builder: Any, scope: Any) -> None:
+    def direct(member: Any) -> Any:
         inner = member.__wrapped__ if member.__code__ is checked else member
         semantic = interpreter.interpreter_semantic
 
@@ -99,9 +103,18 @@ def call_directly(interpreter: Any, core: Any) -> None:
             kwargs["_semantic"] = semantic
             return inner(*args, **kwargs)
 
-        scope.set_attr(owner, name, call)
+        return call
 
-    interpreter._patch_attr = patch
+    @cache
+    def directly(owner: Any) -> dict[str, Any]:
+        members = inspect.getmembers(owner, core.is_builtin)
+        return {name: direct(member) for name, member in members}
+
+    def patch(owner: Any, builder: Any, scope: Any) -> None:
+        for name, call in directly(owner).items():
+            scope.set_attr(owner, name, call)
+
+    interpreter._patch_builtin = patch
     unwrap, plain = core._unwrap_if_constexpr, {int, float, bool, str, core.tensor, type(None)}
     core._unwrap_if_constexpr = lambda value: value if type(value) in plain else unwrap(value)
 
