@@ -30,7 +30,11 @@ LOAD_FORMATS = ("auto", "dummy")  # dummy: of config.json alone
 MODEL_IMPLS = ("auto", "native", "transformers")  # auto: native where it serves the model
 PICTURES = ("auto", "on", "off")  # auto: where a model that transformers computes takes them
 KV_GROUPS = ("auto", "one")  # auto: by the windows of layers
-QUANTIZATIONS = ("auto", "fp8", "int8", "int4")  # auto: what the checkpoint says
+# auto: what the checkpoint says. The rest rounds plain weights, or names the checkpoint's method.
+QUANTIZATIONS = (
+    *("auto", "fp8", "int8", "int4"),
+    *("awq", "awq_marlin", "compressed-tensors", "gguf", "gptq", "gptq_marlin", "mxfp4"),
+)
 ALL_REDUCES = ("auto", "peer", "nccl")
 ATTENTION_BACKENDS = ("auto", "triton", "flash-attn")
 GEMM_ALGORITHMS = ("auto", "torch")
@@ -100,6 +104,7 @@ class WorkerConfig:
     device: str = "auto"
     attention_backend: str = "auto"
     gemm_algorithms: str = "auto"
+    enforce_eager: bool = False
     block_size: int = 16
     kv_groups: str = "auto"
     num_kv_blocks: int = 0
@@ -308,10 +313,8 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="PATTERN",
         help="tensors that are no part of the model, such as v_head.*; may be repeated",
     )
-    _add_types_and_kernels(parser)
-    _add_sizes(parser)
-    _add_adapters(parser)
-    _add_rank_options(parser)
+    for add_some in (_add_types, _add_kernels, _add_sizes, _add_adapters, _add_rank_options):
+        add_some(parser)
     _add_common_options(parser)
     parser.add_argument(
         "--failpoint",
@@ -360,7 +363,7 @@ def _add_registration(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _add_types_and_kernels(parser: argparse.ArgumentParser) -> None:
+def _add_types(parser: argparse.ArgumentParser) -> None:
     add = partial(_add, parser)
     add("--dtype", str, "type of weights and activations", DTYPES)
     add(
@@ -394,9 +397,14 @@ def _add_types_and_kernels(parser: argparse.ArgumentParser) -> None:
     add(
         "--quantization",
         str,
-        "auto: as the checkpoint is; others: plain weights are rounded while they are loaded",
+        "auto: as the checkpoint is; fp8, int8, int4: plain weights are rounded while they are "
+        "loaded; the checkpoint's own method may be named",
         QUANTIZATIONS,
     )
+
+
+def _add_kernels(parser: argparse.ArgumentParser) -> None:
+    add = partial(_add, parser)
     add("--device", str, "device to compute on", DEVICES)
     add(
         "--attention-backend",
@@ -409,6 +417,12 @@ def _add_types_and_kernels(parser: argparse.ArgumentParser) -> None:
         str,
         "how cuBLAS algorithms are chosen on cuda; auto: the fastest, measured at start",
         GEMM_ALGORITHMS,
+    )
+    parser.add_argument(
+        "--enforce-eager",
+        action="store_true",
+        help="record no CUDA graphs: each step is launched kernel by kernel, as on cpu; starts "
+        "sooner and is slower",
     )
 
 

@@ -23,7 +23,8 @@ from pagewire.cli import (
 from pagewire.cli.benchmark import bench
 from pagewire.cli.launcher import up
 from pagewire.cli.options import CommandError
-from pagewire.settings import environment, home, sources
+from pagewire.settings import environment, home, other_engines, sources
+from pagewire.settings.known import OPTIONS
 
 INTERRUPTED = 130  # as shells report SIGINT
 
@@ -53,6 +54,9 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser, commands = _parser()
     typed = list(sys.argv[1:] if arguments is None else arguments)
     if typed[:1] == ["up"] and not {"-h", "--help"} & set(typed):
+        typed[1:], asks_nothing = other_engines.without_neutral(typed[1:], frozenset(OPTIONS["up"]))
+        for line in asks_nothing:
+            sys.stderr.write(f"pagewire: {line}\n")
         try:
             typed[1:1] = _from_elsewhere(commands["up"], typed[1:])
         except ValueError as error:
@@ -67,7 +71,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def _from_elsewhere(up: argparse.ArgumentParser, typed: Sequence[str]) -> list[str]:
     """The options of `up` in environment and file. Raises ValueError."""
-    for line in environment.strangers(os.environ):
+    for line in (*environment.strangers(os.environ), *other_engines.variables(os.environ)):
         sys.stderr.write(f"pagewire: warning: {line}\n")
     return sources.words(up, typed, "up")
 

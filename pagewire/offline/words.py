@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from os import PathLike, fspath
 
 from pagewire.cli.launcher.options.up_options import SERVICES, explain_unknown
-from pagewire.settings import environment
+from pagewire.settings import environment, other_engines
 from pagewire.settings.known import OPTIONS
 
 # An engine of one program serves that program alone: addresses, keys and the end are its own.
@@ -65,8 +65,8 @@ def _owner(name: str, keyword: str) -> str:
     for service in SERVICES:
         if name == f"{service}-options":
             return service
-    if name in OPTIONS["up"]:
-        return "up"
+    if name in OPTIONS["up"] or name in other_engines.OPTIONS:
+        return "up"  # which says what to do in place of another engine's
     owners = [service for service in SERVICES if name in OPTIONS[service]]
     if len(owners) != 1:
         raise TypeError(

@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from pagewire.settings import config_file, environment
+from pagewire.settings import config_file, environment, other_engines
 from pagewire.settings.config_file import ConfigFile, Value
 
 CONFIG = "config"
@@ -45,12 +45,20 @@ def parse(
 ) -> dict[str, Any]:
     """The options of a service from all sources, without --config; exits with a usage message."""
     typed = list(sys.argv[1:] if arguments is None else arguments)
-    for line in environment.strangers(environ):
+    for line in (*environment.strangers(environ), *other_engines.variables(environ)):
         sys.stderr.write(f"{parser.prog}: warning: {line}\n")
+    typed, asks_nothing = other_engines.without_neutral(typed, frozenset(long_options(parser)))
+    for line in asks_nothing:
+        sys.stderr.write(f"{parser.prog}: {line}\n")
     try:
-        options = vars(parser.parse_args([*words(parser, typed, command, environ), *typed]))
+        added = words(parser, typed, command, environ)
     except ValueError as error:
         parser.error(str(error))
+    given, rest = parser.parse_known_args([*added, *typed])
+    if rest:
+        known = "; ".join(other_engines.answers(rest))
+        parser.error(known or f"unrecognized arguments: {' '.join(rest)}")
+    options = vars(given)
     options.pop(CONFIG)
     return options
 

@@ -7,6 +7,7 @@ from typing import Any
 from worker_svc.quantization.awq import Awq
 from worker_svc.quantization.compressed import Compressed
 from worker_svc.quantization.float8 import Float8, Float8Scheme
+from worker_svc.quantization.gguf import GgufTypes
 from worker_svc.quantization.gptq import Gptq
 from worker_svc.quantization.keys import WHERE, UnknownSetting, without
 from worker_svc.quantization.mxfp4 import Mxfp4
@@ -28,6 +29,19 @@ METHODS: dict[str, Reader] = {
     "fp8": Float8.of,
     "gptq": Gptq.of,
     "mxfp4": Mxfp4.of,
+}
+
+
+# Names by which a checkpoint's own method may be asked for: those of kernels of other engines, too.
+STORED: dict[str, type[Quantization]] = {
+    "awq": Awq,
+    "awq_marlin": Awq,
+    "compressed-tensors": Compressed,
+    "fp8": Float8,
+    "gguf": GgufTypes,
+    "gptq": Gptq,
+    "gptq_marlin": Gptq,
+    "mxfp4": Mxfp4,
 }
 
 
@@ -97,12 +111,19 @@ def stored_kv_cache_dtype(checkpoint: Quantization | None) -> str | None:
 
 
 def chosen(name: str, checkpoint: Quantization | None) -> Quantization | None:
-    """The quantization for an option's value, `auto` or a name. Raises UnsupportedQuantization."""
-    if name == "auto":
+    """The quantization for an option's value: `auto`, the checkpoint's own, or one at load.
+
+    Raises UnsupportedQuantization.
+    """
+    if name == "auto" or (name in STORED and isinstance(checkpoint, STORED[name])):
         return checkpoint
     if name not in ONLINE:
+        if name in STORED:
+            found = "plain weights" if checkpoint is None else checkpoint.label
+            raise UnsupportedQuantization(f"quantization: {name}, but the checkpoint has {found}")
+        supported = ", ".join({**ONLINE, **STORED})
         raise UnsupportedQuantization(
-            f"quantization: {name!r} is not supported; supported are auto, {', '.join(ONLINE)}"
+            f"quantization: {name!r} is not supported; supported are auto, {supported}"
         )
     if checkpoint is not None:
         raise UnsupportedQuantization(

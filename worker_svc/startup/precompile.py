@@ -110,7 +110,9 @@ def start(
     all ranks.
     """
     gpu = only_kind(gpus() if found is None else found)
-    if gpu is None or config.device == "cpu" or _is_quantized(config, folder):
+    if gpu is None or config.device == "cpu" or config.enforce_eager:
+        return None  # there are no graphs, of whose kernels the helper knows
+    if _is_quantized(config, folder):
         return None
     job = Job(folder.absolute(), dtype or config.dtype, config, gpu.arch)
     try:

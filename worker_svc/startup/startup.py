@@ -464,7 +464,7 @@ def _runner(
     model.decoder.make_states(limits.max_num_seqs, num_snapshots)
     grammars = _grammars(model)
     made: type[ModelRunner] = EagerRunner
-    if model.decoder.stack is not None:
+    if model.decoder.stack is not None and not config.enforce_eager:
         from worker_svc.runner.cuda_runner import CudaRunner  # noqa: PLC0415 - needs Triton
 
         made = CudaRunner

@@ -131,7 +131,32 @@ def test_the_option_is_refused_where_it_has_nothing_to_round() -> None:
         registry.chosen("fp8", stored)
     with pytest.raises(UnsupportedQuantization, match=r"'nf4'.*are auto, fp8, int8, int4"):
         registry.chosen("nf4", None)
-    assert ("auto", *ONLINE) == QUANTIZATIONS
+    assert {"auto", *ONLINE, *registry.STORED} == set(QUANTIZATIONS)
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "names"),
+    [
+        ("gptq", {"gptq", "gptq_marlin"}),
+        ("awq", {"awq", "awq_marlin"}),
+        ("fp8-block", {"fp8"}),
+        ("packed", {"compressed-tensors"}),
+    ],
+)
+def test_the_checkpoints_own_method_may_be_named_and_no_other(
+    checkpoint: str, names: set[str]
+) -> None:
+    stored = registry.of_checkpoint(settings(checkpoint))
+    assert stored is not None
+    for name in names:
+        assert registry.chosen(name, stored) is stored
+    for other in registry.STORED.keys() - names:
+        with pytest.raises(UnsupportedQuantization, match=f"quantization: {other}") as refused:
+            registry.chosen(other, stored)
+        assert stored.label in str(refused.value)
+    for name in registry.STORED.keys() - ONLINE.keys():
+        with pytest.raises(UnsupportedQuantization, match=f"{name}, but .* has plain weights"):
+            registry.chosen(name, None)
 
 
 Damage = Callable[[Tensor], Tensor]

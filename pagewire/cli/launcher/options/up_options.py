@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pagewire.cli.checkout import HERE
+from pagewire.settings import other_engines
 from pagewire.settings.known import OPTIONS
 from pagewire.settings.sources import add_config
 
@@ -76,7 +77,13 @@ PASSED = (
     Passed("max-loras", "worker", "adapters that the rows of a step may have", "N", int),
     Passed("max-lora-rank", "worker", "largest rank of an adapter", "N", int),
     Passed("max-cpu-loras", "worker", "adapters kept in host memory", "N", int),
-    Passed("quantization", "worker", "fp8, int8 or int4: round plain weights at load", "NAME"),
+    Passed(
+        "quantization",
+        "worker",
+        "fp8, int8 or int4: round plain weights at load; or the checkpoint's own method",
+        "NAME",
+    ),
+    Passed("enforce-eager", "worker", "record no CUDA graphs"),
     Passed(
         "speculative-config",
         "scheduler",
@@ -258,6 +265,8 @@ def explain_unknown(rest: Sequence[str]) -> str:
 
 
 def _explain(name: str) -> str:
+    if name in other_engines.OPTIONS:
+        return f"--{name}: {other_engines.OPTIONS[name].answer}"
     owners = [service for service in SERVICES if name in OPTIONS[service]]
     if owners:
         ways = " or ".join(f"--{owner}-options='--{name} ...'" for owner in owners)
