@@ -3,9 +3,18 @@
 from collections.abc import Iterator
 
 import pytest
+import yaml
 
 from tests.deploy.chart.quantities import amount
-from tests.deploy.chart.rendering import SETS, Object, of_kind, pod_spec, pods, rendered
+from tests.deploy.chart.rendering import (
+    SETS,
+    Object,
+    helm_template,
+    of_kind,
+    pod_spec,
+    pods,
+    rendered,
+)
 
 # The volumes that the restricted Pod Security Standard allows.
 RESTRICTED = {"configMap", "emptyDir", "persistentVolumeClaim", "secret", "projected", "csi"}
@@ -157,6 +166,27 @@ def test_without_a_standby_there_are_never_two_schedulers() -> None:
             if s["metadata"]["name"] == found["metadata"]["name"]
         ]  # fmt: skip
         assert services[0]["spec"]["publishNotReadyAddresses"] is True
+
+
+@pytest.mark.parametrize("tier", ["gateway", "scheduler", "worker"])
+def test_a_variable_of_a_tier_is_in_its_pods_alone(tier: str) -> None:
+    """Numbers and words with commas arrive as they were written."""
+    done = helm_template(
+        *("--set", f"{tier}.env.NCCL_DEBUG=INFO", "--set", f"{tier}.env.NCCL_TIMEOUT=18000000"),
+        *("--set-string", f"{tier}.env.NCCL_P2P_DISABLE=1", "--set", f"{tier}.env.ON=true"),
+    )
+    assert done.returncode == 0, done.stderr
+    objects = [found for found in yaml.safe_load_all(done.stdout) if found]
+    holders = []
+    for owner in of_kind(objects, "StatefulSet", "Deployment"):
+        for container in containers(pod_spec(owner)):
+            found = {each["name"]: each.get("value") for each in container.get("env", ())}
+            if "NCCL_DEBUG" in found:
+                holders.append(owner["metadata"]["labels"]["app.kubernetes.io/component"])
+                assert found["NCCL_DEBUG"] == "INFO"
+                assert found["NCCL_TIMEOUT"] == "18000000"
+                assert (found["NCCL_P2P_DISABLE"], found["ON"]) == ("1", "true")
+    assert set(holders) == {tier}
 
 
 def test_gpus_are_as_many_as_ranks_and_devices_of_their_group() -> None:

@@ -36,6 +36,7 @@ BY_SCHEMA = [
     ('gateway.service.httpPort=80000', "'/gateway/service/httpPort'"),
     ('gateway.autoscaling.kind="vpa"', "'/gateway/autoscaling/kind'"),
     ('gateway.extraEnv=[{"name":"A B"}]', "'/gateway/extraEnv/0/name'"),
+    ('worker.env={"A B":"1"}', "'/worker/env'"),
     ('gateway.image="pagewire gateway"', "'/gateway/image'"),
     ('model.source="ollama"', "'/model/source'"),
     ('model.hub.name="Qwen3"', "'/model/hub/name'"),

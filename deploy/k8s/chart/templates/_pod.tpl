@@ -77,6 +77,9 @@ securityContext:
 - {name: HOME, value: /tmp}
 - {name: USER, value: pagewire}
 - {name: XDG_CACHE_HOME, value: /cache}
+{{- range $name, $value := .env }}
+- {name: {{ quote $name }}, value: {{ include "pagewire.plain" $value | quote }}}
+{{- end }}
 {{- with .extraEnv }}
 {{ toYaml . }}
 {{- end }}
