@@ -48,8 +48,13 @@ _OF_CORES = (
         lambda c: c.num_waiting,
     ),
     _OfCore(
+        "requests_preempted",
+        "Of these, requests that have lost a slot.",
+        lambda c: c.view.num_preempted,
+    ),
+    _OfCore(
         "requests_waiting_for_grammar",
-        "Of these, requests whose grammar the worker has not prepared.",
+        "Waiting requests whose grammar the worker has not prepared.",
         lambda c: c.view.num_preparing,
     ),
     _OfCore(
@@ -144,6 +149,16 @@ _OF_CORES = (
         "prefix_hit_tokens_total", "Of these, tokens found.", lambda c: c.counters.prefix_hit_tokens
     ),
     _OfCore(
+        "returned_query_tokens_total",
+        "Tokens looked up in the prefix cache for requests that came back without their KV.",
+        lambda c: c.counters.returned_query_tokens,
+    ),
+    _OfCore(
+        "returned_hit_tokens_total",
+        "Of these, tokens found.",
+        lambda c: c.counters.returned_hit_tokens,
+    ),
+    _OfCore(
         "evictions_total",
         "Blocks taken although a prefix could have been found in them.",
         lambda c: c.view.num_evictions,
@@ -166,6 +181,11 @@ _OF_CORES = (
     ),
     _OfCore("swapped_out_blocks_total", "Blocks to the host.", lambda c: c.view.num_swapped_out),
     _OfCore("swapped_in_blocks_total", "Blocks from the host.", lambda c: c.view.num_swapped_in),
+    _OfCore(
+        "swapped_dropped_blocks_total",
+        "Blocks to the host that were not needed there: shared again, ended or lost.",
+        lambda c: c.view.num_swapped_dropped,
+    ),
     _OfCore(
         "migrated_out_total",
         "Requests that moved to other worker groups.",

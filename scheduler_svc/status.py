@@ -17,6 +17,7 @@ _SUMS: dict[str, Callable[[Scheduler], int]] = {
     **COUNTERS,
     "num_running": lambda core: core.num_running,
     "num_waiting": lambda core: core.num_waiting,
+    "num_preempted": lambda core: core.view.num_preempted,
     "num_waiting_tokens": lambda core: core.view.num_waiting_tokens,
     "num_blocks": lambda core: core.view.num_blocks,
     "num_free_blocks": lambda core: core.view.num_free_blocks,

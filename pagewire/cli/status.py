@@ -242,7 +242,7 @@ def _rows(
         ),
         ("prefix", f"{hit_rate:.1%} of {queried} prompt tokens found in the cache"),
         *_tier(status),
-        ("preempted", f"{status.num_preemptions} times"),
+        ("preempted", f"{status.num_preemptions} times{_waiting_again(status)}"),
         (
             "tokens",
             f"{status.num_output_tokens} delivered, {status.num_prefill_tokens} prefilled",
@@ -253,6 +253,10 @@ def _rows(
         *_drafts(status),
         *_sessions(status),
     ]
+
+
+def _waiting_again(status: scheduler_pb2.GetStatusResponse) -> str:
+    return f", {status.num_preempted} requests wait to go on" if status.num_preempted else ""
 
 
 def _in_type(status: scheduler_pb2.GetStatusResponse) -> str:

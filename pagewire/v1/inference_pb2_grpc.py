@@ -28,10 +28,10 @@ if _version_not_supported:
 class InferenceServiceStub(object):
     """Generates text.
 
-    Statuses: INVALID_ARGUMENT names the field; NOT_FOUND is an unknown model; RESOURCE_EXHAUSTED is a
-    full queue; FAILED_PRECONDITION is a prompt that can never fit; UNAVAILABLE is a missing scheduler
-    or worker; DEADLINE_EXCEEDED and CANCELLED are the caller's. Closing a call aborts its request and
-    frees its memory.
+    Statuses: INVALID_ARGUMENT names the field, that of a prompt that can never fit, too; NOT_FOUND is an
+    unknown model; RESOURCE_EXHAUSTED is a full queue; UNAVAILABLE is a missing scheduler or worker;
+    DEADLINE_EXCEEDED and CANCELLED are the caller's. Closing a call aborts its request and frees its
+    memory.
     """
 
     def __init__(self, channel):
@@ -80,10 +80,10 @@ class InferenceServiceStub(object):
 class InferenceServiceServicer(object):
     """Generates text.
 
-    Statuses: INVALID_ARGUMENT names the field; NOT_FOUND is an unknown model; RESOURCE_EXHAUSTED is a
-    full queue; FAILED_PRECONDITION is a prompt that can never fit; UNAVAILABLE is a missing scheduler
-    or worker; DEADLINE_EXCEEDED and CANCELLED are the caller's. Closing a call aborts its request and
-    frees its memory.
+    Statuses: INVALID_ARGUMENT names the field, that of a prompt that can never fit, too; NOT_FOUND is an
+    unknown model; RESOURCE_EXHAUSTED is a full queue; UNAVAILABLE is a missing scheduler or worker;
+    DEADLINE_EXCEEDED and CANCELLED are the caller's. Closing a call aborts its request and frees its
+    memory.
     """
 
     def Generate(self, request, context):
@@ -185,10 +185,10 @@ def add_InferenceServiceServicer_to_server(servicer, server):
 class InferenceService(object):
     """Generates text.
 
-    Statuses: INVALID_ARGUMENT names the field; NOT_FOUND is an unknown model; RESOURCE_EXHAUSTED is a
-    full queue; FAILED_PRECONDITION is a prompt that can never fit; UNAVAILABLE is a missing scheduler
-    or worker; DEADLINE_EXCEEDED and CANCELLED are the caller's. Closing a call aborts its request and
-    frees its memory.
+    Statuses: INVALID_ARGUMENT names the field, that of a prompt that can never fit, too; NOT_FOUND is an
+    unknown model; RESOURCE_EXHAUSTED is a full queue; UNAVAILABLE is a missing scheduler or worker;
+    DEADLINE_EXCEEDED and CANCELLED are the caller's. Closing a call aborts its request and frees its
+    memory.
     """
 
     @staticmethod

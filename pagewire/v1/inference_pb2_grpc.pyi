@@ -140,10 +140,10 @@ _InferenceServiceListModelsType = typing_extensions.TypeVar(
 class InferenceServiceStub(typing.Generic[_InferenceServiceGenerateType, _InferenceServiceGenerateStreamType, _InferenceServiceChatType, _InferenceServiceChatStreamType, _InferenceServiceTokenizeType, _InferenceServiceDetokenizeType, _InferenceServiceListModelsType]):
     """Generates text.
 
-    Statuses: INVALID_ARGUMENT names the field; NOT_FOUND is an unknown model; RESOURCE_EXHAUSTED is a
-    full queue; FAILED_PRECONDITION is a prompt that can never fit; UNAVAILABLE is a missing scheduler
-    or worker; DEADLINE_EXCEEDED and CANCELLED are the caller's. Closing a call aborts its request and
-    frees its memory.
+    Statuses: INVALID_ARGUMENT names the field, that of a prompt that can never fit, too; NOT_FOUND is an
+    unknown model; RESOURCE_EXHAUSTED is a full queue; UNAVAILABLE is a missing scheduler or worker;
+    DEADLINE_EXCEEDED and CANCELLED are the caller's. Closing a call aborts its request and frees its
+    memory.
     """
 
     @typing.overload
@@ -267,10 +267,10 @@ InferenceServiceAsyncStub: typing_extensions.TypeAlias = InferenceServiceStub[
 class InferenceServiceServicer(metaclass=abc.ABCMeta):
     """Generates text.
 
-    Statuses: INVALID_ARGUMENT names the field; NOT_FOUND is an unknown model; RESOURCE_EXHAUSTED is a
-    full queue; FAILED_PRECONDITION is a prompt that can never fit; UNAVAILABLE is a missing scheduler
-    or worker; DEADLINE_EXCEEDED and CANCELLED are the caller's. Closing a call aborts its request and
-    frees its memory.
+    Statuses: INVALID_ARGUMENT names the field, that of a prompt that can never fit, too; NOT_FOUND is an
+    unknown model; RESOURCE_EXHAUSTED is a full queue; UNAVAILABLE is a missing scheduler or worker;
+    DEADLINE_EXCEEDED and CANCELLED are the caller's. Closing a call aborts its request and frees its
+    memory.
     """
 
     @abc.abstractmethod

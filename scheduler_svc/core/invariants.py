@@ -37,6 +37,7 @@ def _check_sequences(scheduler: Scheduler) -> None:
     live = list(scheduler.live())
     assert len(waiting) == len(state.waiting)
     assert state.waiting.num_tokens == sum(len(s.token_ids) for s in waiting)
+    assert state.waiting.num_preempted == sum(s.num_preemptions > 0 for s in waiting)
     for tenant in {s.request.tenant for s in live}:
         own = [s for s in waiting if s.request.tenant == tenant]
         load = state.waiting.load_of(tenant)

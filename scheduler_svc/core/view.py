@@ -147,6 +147,17 @@ class View:
         return self._state.num_swapped_in
 
     @property
+    def num_swapped_dropped(self) -> int:
+        """Blocks copied to the host whose content was not needed there: neither back nor held."""
+        held = self.num_host_blocks - self.num_free_host_blocks
+        return self.num_swapped_out - self.num_swapped_in - held
+
+    @property
+    def num_preempted(self) -> int:
+        """Waiting sequences that have lost a slot."""
+        return self._state.waiting.num_preempted
+
+    @property
     def is_worker_away(self) -> bool:
         """True if the worker was lost and no other has come."""
         return self._state.is_worker_away

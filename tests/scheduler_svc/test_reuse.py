@@ -148,6 +148,8 @@ async def test_what_was_swapped_out_goes_on_without_a_token_lost(make_cluster: M
         assert token_ids == token_at(seeds, np.arange(4, 28), 32000).tolist()
     assert status.preemption == "swap" and status.num_preemptions > 0
     assert 0 < status.num_swapped_in_blocks <= status.num_swapped_out_blocks
+    came_or_dropped = status.num_swapped_in_blocks + status.num_swapped_dropped_blocks
+    assert came_or_dropped == status.num_swapped_out_blocks, "nothing is left on the host"
     assert status.num_free_host_blocks == status.num_host_blocks == 32
     # 16 prompt tokens, and one per resumed request: swapped KV is not computed again.
     assert status.num_prefill_tokens <= 16 + status.num_preemptions

@@ -33,11 +33,13 @@ class WaitingQueue:
         self.requirements = requirements
         self.fetching: dict[Sequence, int] = {}  # those that wait for KV, to the transfer of each
         self._total = Load()
+        self.num_preempted = 0  # of the sequences, those that have lost a slot
         self._by_tenant: dict[str, Load] = {}
 
     def clear(self, order: Order) -> None:
         """Removes all sequences; from now on they are kept in this order."""
         self.order, self._total = order, Load()
+        self.num_preempted = 0
         self._by_tenant.clear()
         self.requirements.clear()
         self.fetching.clear()
@@ -146,6 +148,7 @@ class WaitingQueue:
     def _count(self, sequence: Sequence, sign: int) -> None:
         num_tokens = sign * len(sequence.token_ids)
         self._total.add(sign, num_tokens)
+        self.num_preempted += sign * bool(sequence.num_preemptions)
         tenant = sequence.request.tenant
         load = self._by_tenant.setdefault(tenant, Load())
         load.add(sign, num_tokens)

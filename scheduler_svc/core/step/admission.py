@@ -246,6 +246,8 @@ class Admission:
             if config.policy is Policy.FAIR:
                 num_tokens = len(sequence.token_ids) - start.num_computed
                 state.share.charge_prompt(sequence.request.tenant, num_tokens)
+        else:
+            self._count_return(sequence, start)
         if start.sibling is not None and start.sibling.slot is not None:
             # The step reads the blocks of the other sequence, which must not be freed before it
             # ends.
@@ -277,6 +279,14 @@ class Admission:
             return  # nothing was looked up
         self._counters.prefix_query_tokens += len(sequence.token_ids)
         self._counters.prefix_hit_tokens += start.num_computed
+
+    def _count_return(self, sequence: Sequence, start: Start) -> None:
+        """Counts prefix cache hits of a sequence that has run, and whose KV is not on the host."""
+        if sequence.is_private or not self._config.enable_prefix_caching or start.host_blocks:
+            return
+        if start.sibling is None:
+            self._counters.returned_query_tokens += len(sequence.token_ids)
+            self._counters.returned_hit_tokens += start.num_computed
 
     def _first_chunk(self, sequence: Sequence, start: Start, budget: int) -> tuple[int, list[int]]:
         """Returns (tokens of the first chunk, new blocks by group for them and for the start)."""

@@ -30,6 +30,8 @@ class Counters:
     num_prefill_tokens: int = 0
     prefix_query_tokens: int = 0
     prefix_hit_tokens: int = 0
+    returned_query_tokens: int = 0  # the same of sequences that come back without their KV
+    returned_hit_tokens: int = 0
     num_forks: int = 0
     num_drafts: int = 0  # whose verification was answered
     num_drafted_tokens: int = 0

@@ -1,7 +1,10 @@
 """Counters tell an operator what happened, and never go down."""
 
-from scheduler_svc.core import StepResult
+import pytest
+
+from scheduler_svc.core import Scheduler, StepResult
 from scheduler_svc.core.invariants import check_invariants
+from scheduler_svc.core.request.config import Preemption
 from tests.scheduler_svc.core.builders import answer, make_request, make_scheduler, step
 
 
@@ -20,6 +23,57 @@ def test_without_a_prefix_cache_nothing_is_looked_up() -> None:
     scheduler.add(make_request("a", 9, max_tokens=1))
     step(scheduler)
     assert scheduler.counters.prefix_query_tokens == 0
+
+
+def crowd(**limits: object) -> Scheduler:
+    """Two requests that grow until one of them has to give way."""
+    scheduler = make_scheduler(blocks=6, max_num_seqs=2, **limits)
+    for name, first in (("a", 100), ("b", 200)):
+        scheduler.add(make_request(name, range(first, first + 9), max_tokens=10))
+    return scheduler
+
+
+def test_a_preempted_request_is_a_gauge_and_its_hits_are_counted_apart() -> None:
+    scheduler = crowd()
+    before, most = scheduler.counters.prefix_query_tokens, 0
+    while scheduler.num_running or scheduler.num_waiting:
+        step(scheduler)
+        check_invariants(scheduler)
+        most = max(most, scheduler.view.num_preempted)
+        assert scheduler.view.num_preempted <= scheduler.num_waiting
+    counters = scheduler.counters
+    assert (scheduler.view.num_preemptions, most, scheduler.view.num_preempted) == (1, 1, 0)
+    assert counters.prefix_query_tokens - before == 2 * 9, "a return is no first lookup"
+    assert counters.returned_query_tokens > 9, "its output is looked up, too"
+    assert 0 <= counters.returned_hit_tokens < counters.returned_query_tokens
+
+
+def test_a_preempted_request_that_is_aborted_leaves_the_gauge() -> None:
+    scheduler = crowd()
+    while not scheduler.view.num_preempted:
+        step(scheduler)
+    (waiting,) = scheduler.view.waiting
+    scheduler.abort(waiting.request.request_id)
+    assert scheduler.view.num_preempted == scheduler.num_waiting == 0
+    check_invariants(scheduler)
+
+
+@pytest.mark.parametrize("ends_early", [False, True])
+def test_what_was_swapped_out_came_back_is_there_or_was_dropped(ends_early: bool) -> None:
+    scheduler = crowd(preemption=Preemption.SWAP, num_host_blocks=8)
+    view = scheduler.view
+    while scheduler.num_running or scheduler.num_waiting:
+        step(scheduler)
+        held = view.num_host_blocks - view.num_free_host_blocks
+        assert view.num_swapped_out == view.num_swapped_in + held + view.num_swapped_dropped
+        if ends_early and held:
+            assert view.num_swapped_dropped == 0
+            (waiting,) = view.waiting
+            scheduler.abort(waiting.request.request_id)
+            assert view.num_swapped_dropped == held
+    assert view.num_swapped_out > 0
+    assert bool(view.num_swapped_in) is not ends_early
+    assert scheduler.counters.returned_query_tokens == 0, "its KV was on the host"
 
 
 def test_a_last_chunk_of_one_token_is_prefill() -> None:
