@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -98,14 +98,19 @@ class Result:
 FIELDS = ("step_us", "device_us", "bubble_us", "host_us", "tokens_per_s")
 
 
-def measure(runner: ModelRunner, options: Options, batch: int) -> Result:
-    """Times decode steps around the context length."""
+def measure(
+    runner: ModelRunner,
+    options: Options,
+    batch: int,
+    changed: Callable[[StepInput], StepInput] = lambda step: step,
+) -> Result:
+    """Times decode steps around the context length; `changed` changes what begins them."""
     num_steps = WARM_STEPS + options.steps
     first = max(1, options.context - num_steps // 2)
     sampling = RowSampling(temperature=options.temperature, top_p=options.top_p)
     length = first + num_steps + 1
     first_step = side_by_side(batch, first, length, runner.limits.groups, sampling)
-    pending = deque([runner.launch(first_step)])
+    pending = deque([runner.launch(changed(first_step))])
     device_us: list[float] = []
     host_s = 0.0
     for index in range(num_steps):

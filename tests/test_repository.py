@@ -29,7 +29,6 @@ WIDE_CLASSES = {
     "scheduler_svc/group.py:WorkerGroup",
     "scheduler_svc/journal/calls.py:TappedScheduler",
     "worker_svc/runner/graphs/asked_graphs.py:AskedGraphs",
-    "worker_svc/runner/graphs/step_graphs.py:StepGraphs",
 }
 GENERATED = "pagewire/v1/"
 UNPICKLERS = {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}

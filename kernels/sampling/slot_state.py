@@ -17,6 +17,7 @@ TOP_K = tl.constexpr(3)  # 0 is off
 TEMPERATURE = tl.constexpr(4)
 TOP_P = tl.constexpr(5)
 MIN_P = tl.constexpr(6)
+ADAPTER = tl.constexpr(7)  # 1 + its place on the device; 0: none
 NUM_FIELDS = tl.constexpr(8)
 
 # Temperatures below this are greedy. Kernels import nothing from services; a test compares it with

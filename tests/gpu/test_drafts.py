@@ -93,10 +93,10 @@ def test_drafts_change_no_token(
     num_mapped = 0
     begin = runner._step_graphs.begin
 
-    def counting(step: object) -> None:
+    def counting(step: object, **how: bool) -> None:
         nonlocal num_mapped
         num_mapped += 1
-        begin(step)  # type: ignore[arg-type]
+        begin(step, **how)  # type: ignore[arg-type]
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(runner._step_graphs, "begin", counting)

@@ -19,14 +19,15 @@ from torch import Tensor
 from wire.adapters import AdapterSource, adapter_id
 from worker_svc.adapters import peft_config
 from worker_svc.adapters.errors import BadAdapter
+from worker_svc.adapters.packing import PackedLayout
 from worker_svc.adapters.peft_config import PeftConfig
 from worker_svc.adapters.sites import AdapterTarget, AdapterTargets, Site, kinds_of
 from worker_svc.adapters.weights import (
     Expansion,
     LoadedAdapter,
+    PlainProduct,
     Product,
     SiteWeights,
-    plain_product,
 )
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -64,7 +65,8 @@ class AdapterReader:
     targets: AdapterTargets
     max_rank: int
     dtype: torch.dtype  # of activations
-    pack: Callable[[Tensor], Product] = plain_product  # a weight [N, K] as what multiplies by it
+    pack: Callable[[Tensor], Product] = PlainProduct  # a weight [N, K] as what multiplies by it
+    layout: PackedLayout | None = None  # of a device that computes them; None: the host does
 
     def read(self, name: str, folder: Path, wanted_id: str = "") -> LoadedAdapter:
         """The adapter in a folder, to be called so. Raises BadAdapter.
@@ -91,7 +93,10 @@ class AdapterReader:
         source = AdapterSource(name, str(folder), adapter_id(name, digest))
         if wanted_id and source.adapter_id != wanted_id:
             raise BadAdapter(f"{folder} holds another adapter than when {name!r} was loaded")
-        return LoadedAdapter(source, max(pair.rank for pair in pairs), sites)
+        rank = max(pair.rank for pair in pairs)
+        if self.layout is None:
+            return LoadedAdapter(source, rank, sites)
+        return LoadedAdapter(source, rank, {}, self.layout.packed(sites))
 
     def _pairs(self, config: PeftConfig, file: Any) -> list[_Pair]:
         """The modules of a file, all checked. Raises BadAdapter, naming the tensor."""

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from wire.adapters import AdapterSource
 from worker_svc.adapters.reading import AdapterReader
@@ -21,6 +22,9 @@ from worker_svc.adapters.weights import LoadedAdapter, StepAdapters
 
 MAX_OVERTAKES = 16  # of one waiting preparation by those of adapters that have a place
 _READERS = 2  # threads, so that one slow folder does not hold up all others
+
+if TYPE_CHECKING:
+    from worker_svc.adapters.on_device import DeviceAdapters
 
 log = logging.getLogger(__name__)
 
@@ -159,10 +163,15 @@ class AdapterStore:
     """
 
     def __init__(
-        self, reader: AdapterReader, limits: AdapterLimits, step: StepAdapters | None = None
+        self,
+        reader: AdapterReader,
+        limits: AdapterLimits,
+        step: StepAdapters | None = None,
+        device: "DeviceAdapters | None" = None,
     ) -> None:
-        """`step` is what the model's layers ask; without it there are none."""
+        """`step` is what the model's layers ask on a CPU, `device` elsewhere."""
         self.limits = limits
+        self.device = device
         self.step = step or StepAdapters()
         self.host = HostAdapters(reader, limits.max_cpu)
         self.names = Names(self.host)

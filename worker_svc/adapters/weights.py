@@ -8,7 +8,6 @@ model's own layers, whose sums may have one order whatever is computed together.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -19,9 +18,14 @@ from worker_svc.adapters.sites import Site
 Product = Callable[[Tensor], Tensor]  # x [n, K] @ weight [N, K], transposed -> [n, N]
 
 
-def plain_product(weight: Tensor) -> Product:
+@dataclass(frozen=True, slots=True)
+class PlainProduct:
     """The product by torch."""
-    return partial(F.linear, weight=weight)
+
+    weight: Tensor  # [N, K]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +48,21 @@ class SiteWeights:
 
 
 @dataclass(frozen=True, slots=True)
+class PackedAdapter:
+    """All weights of an adapter in one piece of host memory, as a device has them."""
+
+    values: Tensor  # [values]
+    ranks: Tensor  # [1 + layers] int32: its stride of ranks, then each layer's; 0: it lacks it
+
+
+@dataclass(frozen=True, slots=True)
 class LoadedAdapter:
     """An adapter in memory."""
 
     source: AdapterSource
     rank: int  # the largest of its modules
     sites: Mapping[Site, SiteWeights]
+    packed: PackedAdapter | None = None  # in place of `sites`, for a device
 
 
 @dataclass(frozen=True, slots=True)

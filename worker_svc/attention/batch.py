@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from kernels.adapters.stacks import RowGroups
 from kernels.attention.paged import Tiles
 from worker_svc.attention.pictures import StepPictures
 
@@ -50,6 +51,7 @@ class AttentionBatch:
     # True: how far the states of its sequences go is known once drafts are verified.
     has_drafts: bool = False
     pictures: StepPictures | None = None  # of its sequences; None: they have none
+    adapters: RowGroups | None = None  # of its tokens, on a device; None: they have none
     # The same for layers of the KV groups after group 0, which have block tables of their own.
     others: "tuple[AttentionBatch, ...]" = ()
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -10,6 +11,9 @@ from worker_svc.adapters.sites import AdapterTarget, AdapterTargets, Site
 from worker_svc.adapters.weights import Product, StepAdapters
 from worker_svc.models.linear import Linear, WeightRows
 from worker_svc.models.weights import Destination, Share
+
+if TYPE_CHECKING:
+    from worker_svc.models.adapted_stack import AdaptedStack
 
 _WEIGHT = ".weight"
 
@@ -32,15 +36,20 @@ class AdaptableLayers:
         """
         self.dtype, self.pack = dtype, pack
         self.step: StepAdapters | None = None  # whom the layers ask; None: rows have no adapters
+        self.stack: AdaptedStack | None = None  # of a device that computes them
         self.targets: AdapterTargets = _targets_of(linears, destinations, share)
         self._linears = linears
 
     def take(self) -> StepAdapters:
         """Has each layer add what the adapters of a step make of its inputs, from now on."""
         self.step = adapters = StepAdapters()
-        for linear, site in self._linears.items():
-            linear.adapt = partial(adapters.add, site)
+        self.ask(adapters.add)
         return adapters
+
+    def ask(self, add: Callable[[Site, Tensor, Tensor], None]) -> None:
+        """Has each layer call this with its site, inputs and outputs, from now on."""
+        for linear, site in self._linears.items():
+            linear.adapt = partial(add, site)
 
 
 def _targets_of(

@@ -8,7 +8,7 @@ vocabulary; hidden states are complete and equal on all ranks.
 
 import logging
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -19,8 +19,9 @@ from kernels import fp8
 from kernels.attention_kind import AttentionKind
 from kernels.cpu import library
 from kernels.cpu.library import Library
+from worker_svc.adapters.packing import PackedLayout
 from worker_svc.adapters.sites import LinearPart, Site
-from worker_svc.adapters.weights import plain_product
+from worker_svc.adapters.weights import PlainProduct, Product
 from worker_svc.attention.batch import AttentionBatch, HeadLayout, LastTokens, fuses
 from worker_svc.attention.kv_cache import KVCache
 from worker_svc.attention.kv_plan import KvPlan
@@ -65,6 +66,8 @@ from worker_svc.states.slots import SlotStates, StateKey, StateShape, row_bytes
 from worker_svc.states.step import StateStep
 
 if TYPE_CHECKING:
+    from worker_svc.adapters.on_device import DeviceAdapters
+    from worker_svc.models.adapted_stack import AdaptedStack
     from worker_svc.models.composed import ComposedStack
     from worker_svc.models.fused import FusedDecoder
 
@@ -304,7 +307,8 @@ class Decoder:
             self._loop = self._looped()
 
     def _adaptable(self, cpu_library: Library | None) -> AdaptableLayers:
-        pack, dtype = plain_product, self._activation_dtype
+        pack: Callable[[Tensor], Product] = PlainProduct
+        dtype = self._activation_dtype
         if cpu_library is not None:
             pack, dtype = partial(product_of, cpu_library), cpu_library.dtype
         return AdaptableLayers(self._sites(), self.destinations(), self.sharding.share, dtype, pack)
@@ -322,6 +326,44 @@ class Decoder:
                     gate_up: Site(index, LinearPart.GATE_UP),
                     down: Site(index, LinearPart.DOWN),
                 }
+        return found
+
+    def adapt(self, max_adapters: int, max_rank: int) -> "DeviceAdapters | None":
+        """Takes memory for adapters on the device; None: nothing adds them to these layers there.
+
+        Must be called when all kernels are chosen, and before a graph is captured.
+        """
+        if self.stack is None:
+            return None
+        from worker_svc.adapters.on_device import DeviceAdapters  # noqa: PLC0415 - needs Triton
+        from worker_svc.models.adapted_stack import AdaptedStack  # noqa: PLC0415
+
+        dtype, is_cuda = self._activation_dtype, self.device.type == "cuda"
+        layout = PackedLayout(self.adaptable.targets, self._folded_norms(), dtype, pins=is_cuda)
+        adapters = DeviceAdapters(layout, max_adapters, max_rank, self.device)
+        if self.fused is None:
+            self.adaptable.ask(adapters.add)
+            self.adaptable.stack = AdaptedStack(self.stack, adapters)
+        else:
+            from worker_svc.models.fused import with_adapters  # noqa: PLC0415
+
+            fused = with_adapters(self.fused, lambda site: partial(adapters.add, site))
+            self.adaptable.stack = AdaptedStack(fused, adapters)
+        return adapters
+
+    @property
+    def adapted(self) -> "AdaptedStack | None":
+        """The stack for passes with rows that have adapters; None: see `adapt`."""
+        return self.adaptable.stack
+
+    def _folded_norms(self) -> dict[Site, Tensor]:
+        """The weights of norms that are computed with the product after them."""
+        if self.fused is None:
+            return {}
+        found = {}
+        for index, layer in enumerate(self._layers):
+            found[Site(index, LinearPart.QKV)] = layer.input_norm.weight
+            found[Site(index, LinearPart.GATE_UP)] = layer.post_norm.weight
         return found
 
     @property
@@ -415,6 +457,9 @@ class Decoder:
 
         With `last` (layers on CUDA only) the result has only the rows of those tokens, [R, hidden].
         """
+        if batch.adapters is not None:
+            assert self.adapted is not None  # else no row has an adapter
+            return self.adapted.forward(token_ids, positions, kv_cache, batch, last)
         if self.composed is not None:
             return self.composed.forward(token_ids, positions, kv_cache, batch, last)
         if self.fused is not None:

@@ -5,7 +5,7 @@ the neighbouring operations are fused into it. Independent of requests and sampl
 """
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
@@ -17,12 +17,14 @@ from kernels.comm.all_reduce import TableRows, all_reduce
 from kernels.gemm.cublas_lt import GemmKind
 from kernels.norm.output_norm import add_output_norm
 from kernels.norm.rms_norm import add_rms_norm, rms_norm
+from worker_svc.adapters.sites import LinearPart, Site
 from worker_svc.attention.backend import AttentionChoice, LayerChoices
 from worker_svc.attention.batch import AttentionBatch, HeadLayout, LastTokens
 from worker_svc.attention.call import AttentionCall
 from worker_svc.attention.kv_cache import KVCache
 from worker_svc.attention.page_cache import PageCache
 from worker_svc.attention.triton import Rotary, TritonAttention
+from worker_svc.models.adapted_gemms import AdaptedLinear, AdaptedNormedLinear, Add
 from worker_svc.models.cluster_layers import ClusterLayers, LayerWeights
 from worker_svc.models.embedding import Embedding
 from worker_svc.models.experts import Experts
@@ -53,8 +55,8 @@ if TYPE_CHECKING:
     from kernels.cluster.decode_layer import DecodeLayer
 
 Cache = KVCache | PageCache
-Gemm = FusedLinear | NarrowLinear
-NormedGemm = NormedLinear | NormedNarrowLinear
+Gemm = FusedLinear | NarrowLinear | AdaptedLinear
+NormedGemm = NormedLinear | NormedNarrowLinear | AdaptedNormedLinear
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +155,7 @@ class FusedLayer:
     def weights(self, adds: bool) -> Iterator[tuple[GemmKind, Tensor]]:
         """Kind and weight of the layer's GEMMs; `adds`: whether o and down add to the residual."""
         for linear, is_added in self._linears(adds):
-            if isinstance(linear, NarrowLinear | NormedNarrowLinear):
+            if not isinstance(linear, FusedLinear | NormedLinear):
                 continue
             if (kind := kind_of(linear, is_added)) is not None:
                 yield kind, linear.weight
@@ -169,6 +171,20 @@ class FusedLayer:
             self,
             qkv=_tuned(self.qkv, False, chosen),
             o=_tuned(self.o, o_adds, chosen),
+            feed=feed,
+        )
+
+    def adapted(self, index: int, add: Callable[[Site], Add]) -> "FusedLayer":
+        """This layer, which calls what `add` gives for each linear layer after its product."""
+        feed = self.feed
+        if isinstance(feed, FusedMlp):
+            gate_up = AdaptedNormedLinear(feed.gate_up, add(Site(index, LinearPart.GATE_UP)))
+            down = AdaptedLinear(feed.down, add(Site(index, LinearPart.DOWN)))
+            feed = replace(feed, gate_up=gate_up, down=down)
+        return replace(
+            self,
+            qkv=AdaptedNormedLinear(self.qkv, add(Site(index, LinearPart.QKV))),
+            o=AdaptedLinear(self.o, add(Site(index, LinearPart.OUTPUT))),
             feed=feed,
         )
 
@@ -189,11 +205,11 @@ def _weight(norm: RMSNorm | None) -> Tensor | None:
     return None if norm is None else norm.weight
 
 
-G = TypeVar("G", FusedLinear | NarrowLinear, NormedLinear | NormedNarrowLinear)
+G = TypeVar("G", Gemm, NormedGemm)
 
 
 def _tuned(linear: G, adds: bool, chosen: Mapping[GemmKind, TunedGemms]) -> G:
-    if isinstance(linear, NarrowLinear | NormedNarrowLinear):
+    if not isinstance(linear, FusedLinear | NormedLinear):
         return linear
     return with_gemms(linear, adds, chosen)
 
@@ -480,8 +496,7 @@ class FusedDecoder:
         if output_norm is not None or self._residual_scale != 1.0:
             return self._add_changed(linear(x), residual, reader, output_norm)
         if self._group.size == 1:
-            mlp = None if isinstance(reader, FusedExperts) else reader
-            return added(linear, x, residual, mlp, self._eps)
+            return added(linear, x, residual, reader, self._eps)
         inboxes = self._group.inboxes_for(residual.nbytes)
         if inboxes is None:
             return self._added(self._group.all_reduce(linear(x)), residual, reader)
@@ -545,6 +560,13 @@ class FusedDecoder:
         of_group = batch.of_group(kv.group)
         call = AttentionCall(q, kv, of_group, layer.kind, sinks=layer.sinks)
         return self._attends_by[index].attend(call)
+
+
+def with_adapters(decoder: FusedDecoder, add: Callable[[Site], Add]) -> FusedDecoder:
+    """The same decoder with layers that call what `add` gives for a site after its product."""
+    other = decoder.with_one_row(None)
+    other._layers = [layer.adapted(index, add) for index, layer in enumerate(decoder._layers)]
+    return other
 
 
 def _of_last(last: LastTokens, hidden: Hidden, q: Tensor) -> tuple[Hidden, Tensor, AttentionBatch]:

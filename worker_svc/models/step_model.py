@@ -19,6 +19,7 @@ from worker_svc.protocol.step import IntColumn
 from worker_svc.quantization.scheme import Quantization
 
 if TYPE_CHECKING:
+    from worker_svc.models.adapted_stack import AdaptedStack
     from worker_svc.models.fused import FusedDecoder
 
 
@@ -75,6 +76,10 @@ class StepModel(Protocol):
     @property
     def stack(self) -> LayerStack | None:
         """The layers that graphs record; None: a step is computed to its end when launched."""
+
+    @property
+    def adapted(self) -> "AdaptedStack | None":
+        """The same for passes with rows that have adapters; None: they have none."""
 
     @property
     def settles_states(self) -> bool:

@@ -60,6 +60,7 @@ SLOT = np.dtype(
         ("prompt_only", "?"),
         ("is_refused", "?"),
         ("has_adapter", "?"),
+        ("adapter_place", "i4"),  # on the device, from 1 on; 0: it has no place
         ("has_pictures", "?"),
         ("prompt_output_begin", "i8"),
         ("prompt_output_end", "i8"),
@@ -408,6 +409,7 @@ class BatchState:
             sequence.prompt_only,
             bool(sampling.refusal),
             adapter is not None,
+            0,
             pictures is not None,
             sequence.prompt_output_begin,
             sequence.prompt_output_end,

@@ -13,25 +13,31 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
+import numpy as np
 import torch
 
 from worker_svc.attention.kv_cache import PagedCache
 from worker_svc.device.step_clock import StepClock
+from worker_svc.device.transfer import upload_array
 from worker_svc.models.step_model import StepModel
 from worker_svc.protocol.step import (
     Limits,
     StepTimings,
 )
 from worker_svc.runner import asked, inputs
+from worker_svc.runner.adapter_rows import bring_adapters, has_adapters
 from worker_svc.runner.batch_state import Staged
 from worker_svc.runner.device_sampling import SampleExtras, sample_rows
 from worker_svc.runner.device_slots import SlotsOnDevice
+from worker_svc.runner.graphs.adapter_batches import with_adapters
 from worker_svc.runner.graphs.asked_graphs import AskedGraphs
 from worker_svc.runner.graphs.decode_graphs import DecodeGraphs
 from worker_svc.runner.graphs.step_graphs import StepGraphs
 from worker_svc.runner.graphs.step_map import StepMap
 from worker_svc.runner.in_flight import Computed, InFlight, RingTokens
+from worker_svc.runner.inputs import ModelInputs
 from worker_svc.runner.model_runner import ModelRunner, us_since
+from worker_svc.runner.rows import Rows
 from worker_svc.sampling.grammars import Grammars
 from worker_svc.sampling.prompt_outputs import Part
 
@@ -47,6 +53,7 @@ class ComputePlan:
     is_plain: bool = True  # no row that samples asks for more than a token
     step_map: StepMap | None = None
     brings_new: bool = False  # the map has the new sequences, too
+    adapts: bool = False  # a row has an adapter
 
 
 class CudaRunner(ModelRunner):
@@ -145,6 +152,10 @@ class CudaRunner(ModelRunner):
     def _rehearse(self, lengths: list[int]) -> None:
         idle = inputs.build_idle(self.limits, lengths, self._device)
         hidden = self._forward(idle)[: len(lengths)]
+        if (layers := self._model.adapted) is not None:
+            slots = torch.full((sum(lengths),), -1, dtype=torch.int32, device=self._device)
+            batch = with_adapters(idle.attention, layers, self.slots, slots, len(slots))
+            self._forward(replace(idle, attention=batch))
         if self.draft_model is not None:
             self.draft_model.forward(idle)
         no_slots = torch.full((len(lengths),), -1, dtype=torch.int32, device=self._device)
@@ -153,6 +164,8 @@ class CudaRunner(ModelRunner):
 
     def _launch(self, staged: Staged, queue_us: int, started: float) -> InFlight:
         rows = staged.rows
+        if (adapters := self.state.adapters) is not None and adapters.device is not None:
+            bring_adapters(adapters.device, self.state.table, staged)
         parts = self.state.prompt_parts(staged)
         plan = self._plan(staged, parts)
         self.state.write(staged, _no_entering if plan.brings_new else self.slots.enter)
@@ -198,19 +211,21 @@ class CudaRunner(ModelRunner):
         if not len(rows.slots):
             return ComputePlan()
         is_plain = self._is_plain(staged)
+        adapts = self._model.adapted is not None and has_adapters(staged.table, rows)
+        plan = ComputePlan(is_plain, adapts=adapts)
         if parts or (rows.is_decode and is_plain) or self._step_graphs is None:
-            return ComputePlan(is_plain)
+            return plan
         # Graphs know neither where a snapshot cuts a prompt nor how states go back over drafts.
         has_states = self._model.states is not None
         if has_states and (staged.state_saves.within or rows.drafts is not None):
-            return ComputePlan(is_plain)
+            return plan
         step_map = self._step_graphs.map(rows)
         # Appended blocks are written ahead of the graph, so their sequence must be there by then.
         new = {sequence.slot for sequence in step.new_sequences}
         if step_map is None or not new or step.appends_to(new):
-            return ComputePlan(is_plain, step_map)
+            return replace(plan, step_map=step_map)
         entering = step_map.with_entering(self.slots.entering(staged), len(new))
-        return ComputePlan(is_plain, entering or step_map, brings_new=entering is not None)
+        return replace(plan, step_map=entering or step_map, brings_new=entering is not None)
 
     def _compute(
         self,
@@ -225,21 +240,28 @@ class CudaRunner(ModelRunner):
         if not len(rows.slots):
             return Computed()
         if plan.step_map is not None:
-            return self._compute_mapped(staged, plan.step_map, plan.is_plain, clock, started)
+            return self._compute_mapped(staged, plan, plan.step_map, clock, started)
         if parts or not (rows.is_decode and plan.is_plain):
-            return self._compute_eagerly(staged, parts, clock, started)
+            return self._compute_eagerly(staged, plan, parts, clock, started)
         prepare_us = us_since(started)
         clock.begin()
         filters = asked.may_filter(staged.table.columns, rows.slots)
-        places = self._decode_graphs.replay(rows.slots, rows.num_computed, filters)
+        places = self._decode_graphs.replay(
+            rows.slots, rows.num_computed, filters, adapts=plan.adapts
+        )
         clock.mark()
         return Computed(prepare_us, places)
 
     def _compute_mapped(
-        self, staged: Staged, step_map: StepMap, is_plain: bool, clock: StepClock, started: float
+        self,
+        staged: Staged,
+        plan: "ComputePlan",
+        step_map: StepMap,
+        clock: StepClock,
+        started: float,
     ) -> Computed:
         """By the graphs of steps; what rows ask for in addition is launched after the first."""
-        rows, sampling = staged.rows, None
+        rows, sampling, is_plain = staged.rows, None, plan.is_plain
         graphs, asked_graphs = self._step_graphs, self._asked_graphs
         assert graphs is not None and asked_graphs is not None  # the map is theirs
         # Before the model is launched, so that masks are filled while it computes.
@@ -248,19 +270,19 @@ class CudaRunner(ModelRunner):
             sampling = self.state.sampling_rows(staged)
         prepare_us = us_since(started)
         clock.begin()
-        graphs.begin(step_map)
+        graphs.begin(step_map, adapts=plan.adapts)
         clock.mark()
         if not step_map.num_sampled:
             clock.mark()
             return Computed(prepare_us)
         if is_plain:
             filters = asked.may_filter(staged.table.columns, rows.slots)
-            graphs.sample(step_map, filters)
+            graphs.sample(step_map, filters, adapts=plan.adapts)
             clock.mark()
             return Computed(prepare_us, step_map.places)
         if sampling is None:
             sampling = self.state.sampling_rows(staged)
-        placed = graphs.logits(step_map)
+        placed = graphs.logits(step_map, adapts=plan.adapts)
         if rows.drafts is None and asked_graphs.hold(step_map, sampling):
             filters = bool(sampling.is_filtered.any())
             extras = asked_graphs.sample(step_map, staged, sampling, filters)
@@ -272,10 +294,17 @@ class CudaRunner(ModelRunner):
         return Computed(prepare_us, step_map.places, extras)
 
     def _compute_eagerly(
-        self, staged: Staged, parts: list[Part], clock: StepClock, started: float
+        self,
+        staged: Staged,
+        plan: "ComputePlan",
+        parts: list[Part],
+        clock: StepClock,
+        started: float,
     ) -> Computed:
         """Kernel by kernel: steps that no graph holds, and those that say something of prompts."""
         model_inputs = inputs.build(self.state, staged.rows, staged.state_saves)
+        if plan.adapts:
+            model_inputs = self._with_adapters(model_inputs, staged.rows)
         sampling = self.state.sampling_rows(staged) if staged.rows.samples.any() else None
         prepare_us = us_since(started)
         clock.begin()
@@ -292,6 +321,19 @@ class CudaRunner(ModelRunner):
         return Computed(
             prepare_us, extras=extras, device_prompt_outputs=tuple(device_prompt_outputs)
         )
+
+    def _with_adapters(self, model_inputs: ModelInputs, rows: Rows) -> ModelInputs:
+        """The inputs of a step launched kernel by kernel, with the adapters of its tokens."""
+        layers, last = self._model.adapted, model_inputs.last
+        assert layers is not None  # a row has an adapter
+        slots = np.repeat(rows.slots, rows.num_scheduled).astype(np.int32)
+        there = upload_array(self._device, slots)
+        attention = with_adapters(model_inputs.attention, layers, self.slots, there, len(slots))
+        if last is not None:
+            of_last = there.index_select(0, last.rows)
+            batch = with_adapters(last.attention, layers, self.slots, of_last, len(last.rows))
+            last = replace(last, attention=batch)
+        return replace(model_inputs, attention=attention, last=last)
 
     def _is_plain(self, staged: Staged) -> bool:
         """True if rows sample one token each and want no logits changed or reported."""

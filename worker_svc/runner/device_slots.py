@@ -26,6 +26,7 @@ from kernels.sampling.sample import (
     output_ring,
 )
 from kernels.sampling.slot_state import (
+    ADAPTER,
     MIN_P,
     NUM_FIELDS,
     NUM_PROMPT,
@@ -253,6 +254,7 @@ def _rows(columns: NDArray[np.void]) -> NDArray[np.int64]:
         (NUM_TOKENS, "num_tokens"),
         (NUM_PROMPT, "num_prompt"),
         (TOP_K, "top_k"),
+        (ADAPTER, "adapter_place"),
     ):
         rows[:, field.value] = columns[name]
     rows[:, SEED.value] = columns["seed"].astype(np.uint64).view(np.int64)

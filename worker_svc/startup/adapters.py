@@ -8,9 +8,11 @@ from worker_svc.adapters.store import AdapterLimits, AdapterStore
 from worker_svc.config import UnsupportedOption, WorkerConfig
 from worker_svc.models import Decoder
 from worker_svc.models.step_model import StepModel
+from worker_svc.startup.kv_sizing import GIB
 
 MAX_LORAS = 8  # where --lora-modules names adapters and --max-loras does not say
 MAX_CPU_LORAS = 32
+DEVICES = ("cpu",)
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +30,7 @@ def limits_of(config: WorkerConfig) -> AdapterLimits | None:
 
 def require_adaptable(config: WorkerConfig, device: str) -> None:
     """Raises UnsupportedOption, before weights are read, where no layers can have adapters."""
-    if limits_of(config) is not None and device != "cpu":
+    if limits_of(config) is not None and device not in DEVICES:
         raise UnsupportedOption(f"{_asked_by(config)}: adapters need device cpu, this is {device}")
 
 
@@ -45,13 +47,36 @@ def store_for(config: WorkerConfig, model: StepModel) -> AdapterStore | None:
             f"{_asked_by(config)}: adapters need layers of pagewire with attention or an MLP, "
             "which this model is not computed by"
         )
-    layers = model.adaptable
-    reader = AdapterReader(layers.targets, limits.max_rank, layers.dtype, layers.pack)
-    store = AdapterStore(reader, limits, layers.take())
+    if model.device.type == "cpu":
+        layers = model.adaptable
+        reader = AdapterReader(layers.targets, limits.max_rank, layers.dtype, layers.pack)
+        store = AdapterStore(reader, limits, layers.take())
+    else:
+        store = _on_device(config, model, limits)
     if model.group.rank == 0:
         for module in config.lora_modules:
             _load(store, module)
     return store
+
+
+def _on_device(config: WorkerConfig, model: Decoder, limits: AdapterLimits) -> AdapterStore:
+    """The same with memory on the device, which is taken here."""
+    device = model.adapt(limits.max_loras, limits.max_rank)
+    if device is None:
+        raise UnsupportedOption(
+            f"{_asked_by(config)}: torch computes this model's layers on {model.device.type}, "
+            "and adapters need kernels there"
+        )
+    log.info(
+        "adapters: %d places of rank %d take %.2f GiB",
+        limits.max_loras,
+        limits.max_rank,
+        device.size_bytes / GIB,
+    )
+    reader = AdapterReader(
+        model.adaptable.targets, limits.max_rank, device.layout.dtype, layout=device.layout
+    )
+    return AdapterStore(reader, limits, device=device)
 
 
 def _load(store: AdapterStore, module: AdapterModule) -> None:

@@ -291,6 +291,8 @@ def build_runner(config: WorkerConfig, model: LoadedModel, num_blocks: int) -> M
     for decoder in model.natives:
         _choose_gemm_algorithms(config, model, decoder)
         _choose_cluster_layers(config, model, decoder)
+    # Before the cache takes what is left, and before graphs record what adapters add.
+    store = adapters.store_for(config, model.decoder)
     num_blocks = num_blocks or group.smallest(lambda: _num_blocks_that_fit(config, model))
     limits = _limits(config, model, num_blocks)
     kv_sizing.require_one_sequence(num_blocks, limits)
@@ -308,7 +310,7 @@ def build_runner(config: WorkerConfig, model: LoadedModel, num_blocks: int) -> M
     num_tier_blocks = host_tier.num_tier_blocks(config, block_bytes)
     kv_sizing.require_host_memory(config.host_blocks, block_bytes, num_tier_blocks)
     runner = _runner(config, model, num_blocks, config.host_blocks, num_tier_blocks)
-    runner.state.adapters = adapters.store_for(config, model.decoder)
+    runner.state.adapters = store
     return runner
 
 

@@ -94,6 +94,7 @@ class TransformersModel:
     """The layers and the head of one model, its cache's layout and its states' shapes."""
 
     fused = None  # no layers of ours
+    adapted = None
 
     def __init__(
         self,

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from tests.worker_svc.conftest import VOCAB_SIZE, WORKER_CONFIG, Worker, serving
 from tests.worker_svc.random_models import Family, save_random_model
 from tests.worker_svc.transformers_models.test_served import under_a_scheduler
 from worker_svc.adapters.options import AdapterModule
+from worker_svc.config import WorkerConfig
 from worker_svc.models import compiled
 
 NUM_ADAPTERS, NUM_TOKENS, NUM_SUNG = 20, 6, 24
@@ -110,13 +112,10 @@ def adapters_for(model: PreTrainedModel, folder: Path) -> dict[str, MadeAdapter]
     return made
 
 
-@pytest.fixture(scope="module", params=["llama with biases by c", "qwen3 by torch", "gemma3 by c"])
-def made(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Made]:
-    name, by = request.param.split(" by ")
+@contextmanager
+def serving_merged(name: str, folder: Path, base: WorkerConfig = WORKER_CONFIG) -> Iterator[Made]:
+    """A family in a worker, with all adapters, and what the merged models make of the requests."""
     family, changes = FAMILIES[name]
-    folder = tmp_path_factory.mktemp("merged")
     model = save_random_model(folder / "base", family, SHAPE | changes)
     adapters = adapters_for(model, folder)
     merged = {"": model} | {name: one.merged(model) for name, one in adapters.items()}
@@ -131,7 +130,7 @@ def made(
         for seed, one in enumerate(order)
     ]
     config = replace(
-        WORKER_CONFIG,
+        base,
         lora_modules=tuple(AdapterModule(name, str(folder / name)) for name in adapters),
         max_loras=16,
         max_lora_rank=32,
@@ -139,13 +138,22 @@ def made(
         max_num_batched_tokens=64,
         num_kv_blocks=400,
     )
+    with serving(config, folder / "base") as worker:
+        yield Made(worker, cases, repeating)
+
+
+@pytest.fixture(scope="module", params=["llama with biases by c", "qwen3 by torch", "gemma3 by c"])
+def made(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Made]:
+    name, by = request.param.split(" by ")
     with pytest.MonkeyPatch.context() as patch:
         if by == "torch":
             patch.setattr(compiled, "supports", lambda *_: False)
-        with serving(config, folder / "base") as worker:
-            backend = worker.describe().description.attention_backend
+        with serving_merged(name, tmp_path_factory.mktemp("merged")) as one:
+            backend = one.worker.describe().description.attention_backend
             assert backend.startswith(by)
-            yield Made(worker, cases, repeating)
+            yield one
 
 
 def wanted_of(cases: list[Case]) -> list[list[int]]:

@@ -20,6 +20,7 @@ from worker_svc.adapters.errors import BadAdapter
 from worker_svc.adapters.options import AdapterModule
 from worker_svc.adapters.store import AdapterOrder, AdapterOrders
 from worker_svc.adapters.weights import LoadedAdapter
+from worker_svc.config import WorkerConfig
 from worker_svc.parallel.group import Group
 from worker_svc.protocol.step import BadStep, NewSequence, StepInput
 from worker_svc.runner.model_runner import ModelRunner
@@ -97,6 +98,11 @@ def test_ranks_divide_an_adapter_as_the_layers_that_it_is_for(
 
 @pytest.mark.parametrize("name", ["gptq", "awq", "fp8-block"])
 async def test_weights_in_few_bits(name: str, tmp_path: Path) -> None:
+    await check_few_bits(name, tmp_path, WORKER_CONFIG)
+
+
+async def check_few_bits(name: str, tmp_path: Path, base: WorkerConfig) -> None:
+    """Compares a worker over a quantized model with its wide twin, without and with adapters."""
     family, changes = FAMILIES["llama"]
     none = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
     save_random_model(tmp_path / "plain", family, SHAPE | changes | none)
@@ -110,7 +116,7 @@ async def test_weights_in_few_bits(name: str, tmp_path: Path) -> None:
         continued(one, PROMPTS[0], NUM_TOKENS)
         for one in (twin, *(made.merged(twin) for made in MADE))
     ]
-    config = replace(WORKER_CONFIG, lora_modules=tuple(modules))
+    config = replace(base, lora_modules=tuple(modules))
     with serving(config, tmp_path / "base") as worker:
         known = adapters_of(worker)
 

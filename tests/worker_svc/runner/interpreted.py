@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 import torch
 
+from worker_svc.adapters.reading import AdapterReader
+from worker_svc.adapters.store import AdapterLimits, AdapterStore
 from worker_svc.attention.kv_cache import KVCache
 from worker_svc.models import Decoder, compiled, linear, load_model
 from worker_svc.models.stored import quantized
@@ -52,20 +54,40 @@ def eager_runner(llama_folder: Path) -> ModelRunner:
     return EagerRunner(model, cache(model), LIMITS, CPU)
 
 
-def interpreted_runner(llama_folder: Path, monkeypatch: pytest.MonkeyPatch) -> ModelRunner:
+def interpreted_runner(
+    llama_folder: Path, monkeypatch: pytest.MonkeyPatch, adapters: AdapterLimits | None = None
+) -> ModelRunner:
     """Fused layers on the CPU, and no graph around what graphs launch."""
-    return without_graphs(to_have_kernels(llama_folder, monkeypatch), monkeypatch)
+    return without_graphs(to_have_kernels(llama_folder, monkeypatch), monkeypatch, adapters)
 
 
-def composed_runner(folder: Path, monkeypatch: pytest.MonkeyPatch) -> ModelRunner:
+def composed_runner(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, adapters: AdapterLimits | None = None
+) -> ModelRunner:
     """The runner with layers by torch between kernels."""
-    from worker_svc.runner.cuda_runner import CudaRunner  # noqa: PLC0415 - Triton must interpret
-
     use_few_splits(monkeypatch)
     model = to_have_kernels(folder, monkeypatch)
     model.composed = model._compose()
     model.make_states(LIMITS.max_num_seqs, NUM_SNAPSHOTS)
-    return launching(CudaRunner(model, cache(model), LIMITS, CPU), monkeypatch)
+    return launching(_runner_of(model, adapters), monkeypatch)
+
+
+def _runner_of(model: Decoder, limits: AdapterLimits | None) -> ModelRunner:
+    """The runner of CUDA, with places for adapters."""
+    from worker_svc.runner.cuda_runner import CudaRunner  # noqa: PLC0415 - Triton must interpret
+
+    device = None if limits is None else model.adapt(limits.max_loras, limits.max_rank)
+    runner = CudaRunner(model, cache(model), LIMITS, CPU)
+    if limits is not None and device is not None:
+        layout, targets = device.layout, model.adaptable.targets
+        reader = AdapterReader(targets, limits.max_rank, layout.dtype, layout=layout)
+        runner.state.adapters = AdapterStore(reader, limits, device=device)
+        graphs = runner._step_graphs
+        assert graphs is not None
+        graphs._forget()
+        for num_rows in graphs.row_sizes:  # into whose logits graphs with adapters copy theirs
+            graphs._rehearse_end(num_rows, adapts=False)
+    return runner
 
 
 def draft_with(runner: ModelRunner, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,13 +113,13 @@ def to_have_kernels(
     return load_model(folder, torch.float32, CPU, LIMITS.max_model_len, quantization=quantization)
 
 
-def without_graphs(model: Decoder, monkeypatch: pytest.MonkeyPatch) -> ModelRunner:
+def without_graphs(
+    model: Decoder, monkeypatch: pytest.MonkeyPatch, adapters: AdapterLimits | None = None
+) -> ModelRunner:
     """The runner of CUDA with a model's fused layers; it launches what graphs would replay."""
-    from worker_svc.runner.cuda_runner import CudaRunner  # noqa: PLC0415 - Triton must interpret
-
     use_few_splits(monkeypatch)
     model.fused = model._fuse()
-    return launching(CudaRunner(model, cache(model), LIMITS, CPU), monkeypatch)
+    return launching(_runner_of(model, adapters), monkeypatch)
 
 
 def launching(runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> ModelRunner:
@@ -116,10 +138,12 @@ def _launch_graphs_of(holder: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decodes, "_graphs", Launches(decodes._step))
     if graphs is None:
         return
-    graphs._beginnings = {n: Launch(graphs._begin, graphs._layers, n) for n in graphs.sizes}
-    graphs._decodes = {
-        n: Launch(graphs._begin, graphs._layers, n, True) for n in graphs.decode_sizes
-    }
+
+    def begin(beginning: Any) -> None:
+        layers = graphs._layers[beginning.adapts]
+        graphs._begin(layers, beginning.size, beginning.is_decode)
+
+    monkeypatch.setattr(graphs, "_beginnings", Launches(begin))
     monkeypatch.setattr(graphs, "_endings", Launches(graphs._end))
 
 

@@ -58,9 +58,9 @@ def noted(runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     graphs, found = runner._step_graphs, []
     begin = graphs.begin
 
-    def noting(step: StepMap) -> None:
+    def noting(step: StepMap, **how: bool) -> None:
         found.append(int(step.layout.columns(step.buffer[: step.layout.num_words]).counts[0]))
-        begin(step)
+        begin(step, **how)
 
     monkeypatch.setattr(graphs, "begin", noting)
     return found
@@ -95,8 +95,8 @@ def test_graphs_of_any_rows_wait_for_nothing(folder: Path, monkeypatch: pytest.M
     step = step_of(1, {1: 5, 4: 1}, (enter(1, make_prompt(5)), enter(4, make_prompt(1))))
     assert not runner.execute(step).error
     with torch.inference_mode(), nothing_waits():
-        graphs._begin(graphs._layers, 8)
-        graphs._begin(graphs._layers, graphs.decode_sizes[0], is_decode=True)
+        graphs._begin(graphs._layers[False], 8)
+        graphs._begin(graphs._layers[False], graphs.decode_sizes[0], is_decode=True)
 
 
 @pytest.mark.usefixtures("few_programs")

@@ -57,7 +57,9 @@ def test_tokens_and_states_with_drafts_are_those_of_the_eager_runner(
     in_graphs, by_kernels = [], []
     graphs, compute = interpreted._step_graphs, interpreted._compute_eagerly
     begin = graphs.begin
-    monkeypatch.setattr(graphs, "begin", lambda step: (in_graphs.append(step), begin(step)))
+    monkeypatch.setattr(
+        graphs, "begin", lambda step, **how: (in_graphs.append(step), begin(step, **how))
+    )
     monkeypatch.setattr(
         interpreted, "_compute_eagerly", lambda *all: (by_kernels.append(all), compute(*all))[1]
     )

@@ -8,6 +8,7 @@ rounded then; other weights are made wide first.
 
 import logging
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -172,11 +173,18 @@ class NormedNarrowLinear:
         return rounded_rows.rounded(hidden.residual, self.norm, eps)
 
 
+class Adds(Protocol):
+    """A GEMM that adds to the residual."""
+
+    def added(self, x: Tensor, residual: Tensor) -> Tensor:
+        """x [T, K] times the weight plus the residual [T, N], which may be overwritten."""
+
+
 def added(
-    linear: FusedLinear | NarrowLinear,
+    linear: Adds,
     x: Tensor,
     residual: Tensor,
-    reader: NormedLinear | NormedNarrowLinear | None,
+    reader: object,
     eps: float,
 ) -> Hidden:
     """x @ W.T + b plus the residual, which may be overwritten; its norm, too, where both round."""

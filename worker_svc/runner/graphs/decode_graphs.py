@@ -6,7 +6,7 @@ in the larger one, its rest filled with rows of no slot, which read and write no
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -24,6 +24,7 @@ from worker_svc.models.layer_stack import LayerStack
 from worker_svc.models.step_model import StepModel
 from worker_svc.protocol.step import IntColumn, Limits
 from worker_svc.runner.device_slots import SlotsOnDevice
+from worker_svc.runner.graphs.adapter_batches import with_adapters
 from worker_svc.runner.graphs.group_batches import with_groups
 
 log = logging.getLogger(__name__)
@@ -48,6 +49,7 @@ class _Variant:
 
     size: int
     filters: bool  # whether a row may filter what it samples from
+    adapts: bool  # whether a row may have an adapter
 
 
 class DecodeGraphs:
@@ -58,8 +60,11 @@ class DecodeGraphs:
     ) -> None:
         assert model.stack is not None  # else steps go to an EagerRunner
         self._model = model
-        self._layers = model.stack
-        self._few_layers = model.stack.rehearsed()
+        # Stacks by whether their rows may have adapters.
+        self._layers: dict[bool, LayerStack] = {False: model.stack}
+        if model.adapted is not None:
+            self._layers[True] = model.adapted
+        self._few_layers = {adapts: stack.rehearsed() for adapts, stack in self._layers.items()}
         self._kv_cache = kv_cache
         self._slots = slots
         self._limits = limits
@@ -75,7 +80,7 @@ class DecodeGraphs:
 
     def rehearsals(self) -> list[Callable[[], None]]:
         """Everything that `capture` captures, as calls that run it without a request."""
-        return [partial(self._rehearse, size) for size in self.sizes]
+        return [partial(self._rehearse, size, adapts) for adapts, size in self._kinds(self.sizes)]
 
     def capture(self, pool: Any, largest_only: bool = False) -> None:
         """Captures all sizes, or the largest; that one first, since it decides the memory."""
@@ -83,14 +88,22 @@ class DecodeGraphs:
         self._batch_slots.fill_(NO_SLOT)
         self._loaded = None
         with capturing(self._slots.device):
-            for size in self.sizes[-1:] if largest_only else self.sizes[::-1]:
-                self._rehearse(size)  # compiles, and lets the libraries make their workspaces
+            sizes = self.sizes[-1:] if largest_only else self.sizes[::-1]
+            for adapts, size in self._kinds(sizes):
+                # This compiles, and lets the libraries make their workspaces.
+                self._rehearse(size, adapts)
                 for filters in (False, True):
-                    variant = _Variant(size, filters)
+                    variant = _Variant(size, filters, adapts)
                     self._graphs[variant] = captured(partial(self._step, variant), pool)
         log.info("%d graphs captured in %.1f s", len(self._graphs), time.perf_counter() - started)
 
-    def replay(self, slots: IntColumn, lengths: IntColumn, filters: bool) -> IntColumn:
+    def _kinds(self, sizes: Sequence[int]) -> list[tuple[bool, int]]:
+        """All that is captured: whether rows have adapters, and how many rows there are."""
+        return [(adapts, size) for adapts in self._layers for size in sizes]
+
+    def replay(
+        self, slots: IntColumn, lengths: IntColumn, filters: bool, *, adapts: bool = False
+    ) -> IntColumn:
         """One decode step of the rows in these slots, with contexts of about these lengths.
 
         Returns each row's place in the batch: its token is there in the ring's row.
@@ -98,7 +111,7 @@ class DecodeGraphs:
         size = size_for(self.sizes, len(slots))
         if self._loaded is None or not np.array_equal(slots, self._loaded):
             self._load(slots, lengths)
-        self._graphs[_Variant(size, filters)].replay()
+        self._graphs[_Variant(size, filters, adapts)].replay()
         return self._places
 
     def forget(self) -> None:
@@ -116,14 +129,14 @@ class DecodeGraphs:
         self._ring.send(padded, self._batch_slots)
         self._loaded = slots
 
-    def _rehearse(self, size: int) -> None:
+    def _rehearse(self, size: int, adapts: bool) -> None:
         """Everything that a graph of this size launches, but for most layers."""
-        part = self._model.vocab_part(self._forward(self._few_layers, size))
+        part = self._model.vocab_part(self._forward(self._few_layers[adapts], size))
         for filters in (False, True):
             self._slots.draw(part, self._batch_slots[:size], filters)
 
     def _step(self, variant: _Variant) -> None:
-        part = self._model.vocab_part(self._forward(self._layers, variant.size))
+        part = self._model.vocab_part(self._forward(self._layers[variant.adapts], variant.size))
         self._slots.draw(part, self._batch_slots[: variant.size], variant.filters)
 
     def _forward(self, layers: LayerStack, size: int) -> Tensor:
@@ -142,4 +155,5 @@ class DecodeGraphs:
             rows,
         )
         batch = with_groups(batch, held, rows, inputs.positions)
+        batch = with_adapters(batch, layers, held, rows, size)
         return layers.forward(inputs.token_ids, inputs.positions, self._kv_cache, batch)

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kernels.adapters.group_rows import TokenColumns
 from kernels.attention.paged import Tiles
 from kernels.attention.prefill_attention import tokens_per_tile
 from kernels.sampling.step_inputs import StepColumns, StepInputs, gather_last, gather_step_inputs
@@ -29,6 +30,7 @@ from worker_svc.parallel.vocab_part import VocabPart
 from worker_svc.protocol.step import Limits
 from worker_svc.runner.device_sampling import PlacedLogits
 from worker_svc.runner.device_slots import SlotsOnDevice
+from worker_svc.runner.graphs.adapter_batches import with_adapters
 from worker_svc.runner.graphs.decode_graphs import size_for
 from worker_svc.runner.graphs.group_batches import sequences_of, with_groups
 from worker_svc.runner.graphs.state_batches import with_states
@@ -64,6 +66,16 @@ class _Ending:
 
     num_rows: int
     filters: bool | None  # whether a row may filter what it samples from; None: nothing is sampled
+    adapts: bool  # whether a row may have an adapter
+
+
+@dataclass(frozen=True, slots=True)
+class _Beginning:
+    """The target of a capture of the first kind."""
+
+    size: int  # tokens
+    is_decode: bool  # one token of each sequence, all sampling
+    adapts: bool
 
 
 class StepGraphs:
@@ -74,8 +86,11 @@ class StepGraphs:
     ) -> None:
         assert model.stack is not None  # else steps go to an EagerRunner
         self._model = model
-        self._layers = model.stack
-        self._few_layers = model.stack.rehearsed()
+        # Stacks by whether their rows may have adapters; those without come first.
+        self._layers: dict[bool, LayerStack] = {False: model.stack}
+        if model.adapted is not None:
+            self._layers[True] = model.adapted
+        self._few_layers = {adapts: stack.rehearsed() for adapts, stack in self._layers.items()}
         self._kv_cache = kv_cache
         self._slots = slots
         self._limits = limits
@@ -101,17 +116,19 @@ class StepGraphs:
             torch.zeros((most, width), dtype=model.dtype, device=device)
             for width in model.stack.carried_widths
         )
-        self._beginnings: dict[int, torch.cuda.CUDAGraph] = {}
-        self._decodes: dict[int, torch.cuda.CUDAGraph] = {}  # in their place if all rows decode
+        self._beginnings: dict[_Beginning, torch.cuda.CUDAGraph] = {}
         self._endings: dict[_Ending, torch.cuda.CUDAGraph] = {}
         self._logits: dict[int, VocabPart] = {}  # of the endings that sample nothing
 
     def rehearsals(self) -> list[Callable[[], None]]:
         """Everything that `capture` captures, as calls that run it without a request."""
-        beginnings = [partial(self._begin, self._few_layers, size) for size in self.sizes]
         return [
-            *beginnings,
-            *(partial(self._rehearse_end, num_rows) for num_rows in self.row_sizes),
+            call
+            for adapts, few in self._few_layers.items()
+            for call in (
+                *(partial(self._begin, few, size) for size in self.sizes),
+                *(partial(self._rehearse_end, num_rows, adapts) for num_rows in self.row_sizes),
+            )
         ]
 
     def capture(self, pool: Any, largest_only: bool = False) -> None:
@@ -119,48 +136,50 @@ class StepGraphs:
         started = time.perf_counter()
         self._forget()
         with capturing(self._slots.device):
-            for size in _largest_first(self.sizes, largest_only):
-                self._begin(self._few_layers, size)  # compiles; the libraries make workspaces
-                self._beginnings[size] = captured(partial(self._begin, self._layers, size), pool)
-            for size in _largest_first(self.decode_sizes, largest_only):
-                self._begin(self._few_layers, size, is_decode=True)
-                begin = partial(self._begin, self._layers, size, is_decode=True)
-                self._decodes[size] = captured(begin, pool)
-            for num_rows in _largest_first(self.row_sizes, largest_only):
-                self._rehearse_end(num_rows)
-                for filters in (None, False, True):
-                    ending = _Ending(num_rows, filters)
-                    self._endings[ending] = captured(partial(self._end, ending), pool)
-        number = len(self._beginnings) + len(self._decodes) + len(self._endings)
+            for adapts in self._layers:
+                for is_decode, sizes in ((False, self.sizes), (True, self.decode_sizes)):
+                    for size in _largest_first(sizes, largest_only):
+                        self._capture_beginning(_Beginning(size, is_decode, adapts), pool)
+                for num_rows in _largest_first(self.row_sizes, largest_only):
+                    self._rehearse_end(num_rows, adapts)
+                    for filters in (None, False, True):
+                        ending = _Ending(num_rows, filters, adapts)
+                        self._endings[ending] = captured(partial(self._end, ending), pool)
+        number = len(self._beginnings) + len(self._endings)
         log.info("%d graphs of steps captured in %.1f s", number, time.perf_counter() - started)
+
+    def _capture_beginning(self, beginning: _Beginning, pool: Any) -> None:
+        size, is_decode, adapts = beginning.size, beginning.is_decode, beginning.adapts
+        # This compiles, and lets the libraries make their workspaces.
+        self._begin(self._few_layers[adapts], size, is_decode)
+        begin = partial(self._begin, self._layers[adapts], size, is_decode)
+        self._beginnings[beginning] = captured(begin, pool)
 
     def map(self, rows: Rows) -> StepMap | None:
         """The places of the rows in a graph; None: they are too many, or too many short prompts."""
         return map_step(spread(rows), self.sizes, self._tile_tokens, self._layout)
 
-    def begin(self, step: StepMap) -> None:
+    def begin(self, step: StepMap, *, adapts: bool = False) -> None:
         """Computes the step's tokens up to the last layer's attention."""
         self._ring.send(step.buffer, self._buffer)
-        if step.is_decode:
-            self._decodes[size_for(self.decode_sizes, step.num_sampled)].replay()
-        else:
-            self._beginnings[step.size].replay()
+        size = size_for(self.decode_sizes, step.num_sampled) if step.is_decode else step.size
+        self._beginnings[_Beginning(size, step.is_decode, adapts)].replay()
 
-    def sample(self, step: StepMap, filters: bool) -> None:
+    def sample(self, step: StepMap, filters: bool, *, adapts: bool = False) -> None:
         """Samples after the last tokens; each row's token is at its place in the ring's row."""
         num_rows = size_for(self.row_sizes, step.num_sampled)
-        self._endings[_Ending(num_rows, filters)].replay()
+        self._endings[_Ending(num_rows, filters, adapts)].replay()
 
-    def logits(self, step: StepMap) -> PlacedLogits:
+    def logits(self, step: StepMap, *, adapts: bool = False) -> PlacedLogits:
         """Logits of this rank's tokens after the last tokens, until the next step's."""
         num_rows = size_for(self.row_sizes, step.num_sampled)
-        self._endings[_Ending(num_rows, None)].replay()
+        self._endings[_Ending(num_rows, None, adapts)].replay()
         return PlacedLogits(self.part_of(num_rows), step.places, self.samplers(num_rows))
 
     def part_of(self, num_rows: int) -> VocabPart:
         """Logits of so many rows, one of the row sizes, as `logits` leaves them."""
         if num_rows not in self._logits:  # only the largest graphs are captured
-            self._rehearse_end(num_rows)
+            self._rehearse_end(num_rows, adapts=False)
         return self._logits[num_rows]
 
     def samplers(self, num_rows: int) -> Tensor:
@@ -184,6 +203,8 @@ class StepGraphs:
         batch = self._decode_batch(size) if is_decode else self._batch(size, inputs)
         if self._model.states is not None:
             batch = with_states(batch, columns, min(size, self._layout.max_sequences))
+        firsts = TokenColumns(columns.counts, columns.firsts)
+        batch = with_adapters(batch, layers, held, columns.slots, size, firsts)
         carried = layers.begin(inputs.token_ids, inputs.positions, self._kv_cache, batch)
         gather_last(*carried, inputs.last_rows, *self._carried)
 
@@ -220,24 +241,31 @@ class StepGraphs:
         positions = (context_lens.long() - 1).clamp_(min=0)
         return with_groups(batch, held, self._columns.slots[:num_rows], positions)
 
-    def _rehearse_end(self, num_rows: int) -> None:
+    def _rehearse_end(self, num_rows: int, adapts: bool) -> None:
         """Everything that graphs of so many rows launch."""
-        part = self._model.vocab_part(self._finish(self._layers, num_rows))
-        self._logits[num_rows] = part
+        part = self._model.vocab_part(self._finish(self._layers[adapts], num_rows))
+        if not adapts:
+            self._logits[num_rows] = part
         for filters in (False, True):
             self._slots.draw(part, self.samplers(num_rows), filters)
 
     def _end(self, ending: _Ending) -> None:
-        part = self._model.vocab_part(self._finish(self._layers, ending.num_rows))
+        layers = self._layers[ending.adapts]
+        part = self._model.vocab_part(self._finish(layers, ending.num_rows))
         if ending.filters is None:
-            self._logits[ending.num_rows] = part
+            if ending.adapts:  # where other graphs read them
+                self._logits[ending.num_rows].logits.copy_(part.logits)
+            else:
+                self._logits[ending.num_rows] = part
             return
         self._slots.num_steps.add_(1)
         self._slots.draw(part, self.samplers(ending.num_rows), ending.filters)
 
     def _finish(self, layers: LayerStack, num_rows: int) -> Tensor:
         first, second = (carried[:num_rows] for carried in self._carried)
-        return layers.finish((first, second), self._kv_cache, self._decode_batch(num_rows))
+        batch, samplers = self._decode_batch(num_rows), self.samplers(num_rows)
+        batch = with_adapters(batch, layers, self._slots, samplers, num_rows)
+        return layers.finish((first, second), self._kv_cache, batch)
 
 
 def _largest_first(sizes: Sequence[int], largest_only: bool) -> list[int]:

@@ -1,0 +1,1 @@
+"""Products of low rank that rows of one batch add for adapters of their own (LoRA)."""
