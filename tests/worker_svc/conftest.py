@@ -1,11 +1,13 @@
 """Fixtures: a tiny model, a worker that serves it on a free port, a minimal scheduler client."""
 
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 from queue import SimpleQueue
+from typing import Protocol
 
 import grpc
 import numpy as np
@@ -259,3 +261,25 @@ def session(runner: FakeRunner) -> Iterator[Session]:
 def slow_session(slow_runner: SlowRunner) -> Iterator[Session]:
     with running_session(slow_runner) as made:
         yield made
+
+
+class InstallPackage(Protocol):
+    """Installs a package of one module, whose entry points of a group lead into it by name."""
+
+    def __call__(self, module: str, source: str, group: str, points: Mapping[str, str]) -> None: ...
+
+
+@pytest.fixture
+def install_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> InstallPackage:
+    def installed(module: str, source: str, group: str, points: Mapping[str, str]) -> None:
+        site = tmp_path / "site"
+        info = site / f"{module}-1.0.dist-info"
+        info.mkdir(parents=True)
+        (site / f"{module}.py").write_text(source)
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {module}\nVersion: 1.0\n")
+        lines = [f"{name} = {module}:{value}" for name, value in points.items()]
+        (info / "entry_points.txt").write_text("\n".join([f"[{group}]", *lines, ""]))
+        monkeypatch.syspath_prepend(str(site))
+        monkeypatch.delitem(sys.modules, module, raising=False)
+
+    return installed

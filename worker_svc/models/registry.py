@@ -5,8 +5,8 @@ named as the architecture and leads to a `Family`. Families are imported when a 
 """
 
 from importlib import import_module
-from importlib.metadata import entry_points
 
+from wire import plug_ins
 from worker_svc.models.families.family import Family
 from worker_svc.models.spec import UnsupportedModel
 
@@ -53,7 +53,7 @@ def family_of(architectures: object) -> Family:
     if isinstance(names, list) and len(names) == 1 and isinstance(names[0], str):
         family = find(names[0])
     if family is None:
-        known = ", ".join((*BUILT_IN, *sorted(entry_points(group=PLUG_INS).names)))
+        known = ", ".join((*BUILT_IN, *plug_ins.names(PLUG_INS)))
         raise UnsupportedModel(f"architectures: {names!r} is not supported; supported are {known}")
     return family
 
@@ -72,20 +72,14 @@ def find(architecture: str) -> Family | None:
 
 
 def _plugged_in(architecture: str) -> Family | None:
-    found = list(entry_points(group=PLUG_INS, name=architecture))
-    if not found:
-        return None
-    places = ", ".join(sorted(entry.value for entry in found))
-    if len(found) > 1:
-        raise UnsupportedModel(f"architectures: several plug-ins serve {architecture}: {places}")
     try:
-        family = found[0].load()
-    except Exception as error:  # what a plug-in does when it is imported is not known here
+        found = plug_ins.find(PLUG_INS, architecture)
+    except plug_ins.BadPlugIn as error:
+        raise UnsupportedModel(f"architectures: {error}") from error
+    if found is None:
+        return None
+    if not isinstance(found.value, Family) or architecture not in found.value.architectures:
         raise UnsupportedModel(
-            f"architectures: the plug-in {places} for {architecture} cannot be imported: {error!r}"
-        ) from error
-    if not isinstance(family, Family) or architecture not in family.architectures:
-        raise UnsupportedModel(
-            f"architectures: the plug-in {places} holds no family of {architecture}"
+            f"architectures: the plug-in {found.place} holds no family of {architecture}"
         )
-    return family
+    return found.value

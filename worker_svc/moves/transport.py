@@ -8,10 +8,10 @@ of the group `pagewire.kv_transport`: a subclass of `KvTransport`, made of `Tran
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from importlib import import_module
-from importlib.metadata import entry_points
 
 import torch
 
+from wire import plug_ins
 from wire.identity.options import IdentityOptions
 from worker_svc.attention.kv_cache import PagedCache
 from worker_svc.protocol.step import IntColumn
@@ -110,18 +110,14 @@ def open_transport(name: str, options: TransportOptions) -> KvTransport:
         module, _, attribute = value.partition(":")
         made: type[KvTransport] = getattr(import_module(module), attribute)
         return made(options)
-    found = list(entry_points(group=PLUG_INS, name=name))
-    if not found:
-        known = ", ".join((*BUILT_IN, *sorted(entry_points(group=PLUG_INS).names)))
-        raise UnknownTransport(f"--kv-transport: {name!r} is unknown; known are {known}")
-    places = ", ".join(sorted(entry.value for entry in found))
-    if len(found) > 1:
-        raise UnknownTransport(f"--kv-transport: several plug-ins are named {name!r}: {places}")
     try:
-        plugged_in = found[0].load()
-    except Exception as error:  # what a plug-in does when it is imported is not known here
-        problem = f"--kv-transport: the plug-in {places} cannot be imported: {error!r}"
-        raise UnknownTransport(problem) from error
+        found = plug_ins.find(PLUG_INS, name)
+    except plug_ins.BadPlugIn as error:
+        raise UnknownTransport(f"--kv-transport: {error}") from error
+    if found is None:
+        known = ", ".join((*BUILT_IN, *plug_ins.names(PLUG_INS)))
+        raise UnknownTransport(f"--kv-transport: {name!r} is unknown; known are {known}")
+    plugged_in = found.value
     if not (isinstance(plugged_in, type) and issubclass(plugged_in, KvTransport)):
-        raise UnknownTransport(f"--kv-transport: the plug-in {places} is no KvTransport")
+        raise UnknownTransport(f"--kv-transport: the plug-in {found.place} is no KvTransport")
     return plugged_in(options)

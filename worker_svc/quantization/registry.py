@@ -1,9 +1,14 @@
-"""Methods of quantization by the name that a checkpoint gives; others are refused by name."""
+"""Methods of quantization by the name that a checkpoint gives; others are refused by name.
+
+An installed package adds one by an entry point of the group `pagewire.quantizations`, which is
+named as the checkpoint's `quant_method` and leads to a `Reader`.
+"""
 
 import logging
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
+from wire import plug_ins
 from worker_svc.quantization.awq import Awq
 from worker_svc.quantization.compressed import Compressed
 from worker_svc.quantization.float8 import Float8, Float8Scheme
@@ -21,6 +26,7 @@ from worker_svc.quantization.scheme import (
 
 log = logging.getLogger(__name__)
 
+PLUG_INS = "pagewire.quantizations"
 Reader = Callable[[Mapping[str, Any]], Quantization]
 
 METHODS: dict[str, Reader] = {
@@ -57,7 +63,7 @@ def of_checkpoint(
         return None
     if not isinstance(given, dict):
         raise UnsupportedQuantization(f"{WHERE}: {given!r} is not an object")
-    read = methods[_method(given, methods)]
+    read = _reader(given, methods)
     while True:
         try:
             return read(given)
@@ -76,15 +82,32 @@ def _without(given: Mapping[str, Any], refused: UnknownSetting) -> dict[str, Any
         raise refused from None
 
 
-def _method(given: Mapping[str, Any], methods: Collection[str]) -> str:
+def _reader(given: Mapping[str, Any], methods: Mapping[str, Reader]) -> Reader:
+    """The reader of a method's settings, which a plug-in may be. Raises UnsupportedQuantization."""
+    method = _method(given)
+    if isinstance(method, str) and method in methods:
+        return methods[method]
+    try:
+        found = plug_ins.find(PLUG_INS, method) if isinstance(method, str) else None
+    except plug_ins.BadPlugIn as error:
+        raise UnsupportedQuantization(f"{WHERE}.quant_method: {error}") from error
+    if found is None:
+        supported = ", ".join((*methods, *plug_ins.names(PLUG_INS)))
+        raise UnsupportedQuantization(
+            f"{WHERE}.quant_method: {method!r} is not supported; supported are {supported}"
+        )
+    if not callable(found.value):
+        raise UnsupportedQuantization(
+            f"{WHERE}.quant_method: the plug-in {found.place} for {method} reads no settings"
+        )
+    return found.value
+
+
+def _method(given: Mapping[str, Any]) -> object:
     """The method by its name, which a writer may give under two keys."""
     named = given.get("quant_method")
     other = given.get("method")
     found = other if named is None else named
-    if not isinstance(found, str) or found not in methods:
-        raise UnsupportedQuantization(
-            f"{WHERE}.quant_method: {found!r} is not supported; supported are {', '.join(methods)}"
-        )
     if other is not None and other != found:
         raise UnsupportedQuantization(f"{WHERE}.method: {other!r} is not quant_method, {found!r}")
     return found

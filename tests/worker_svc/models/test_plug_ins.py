@@ -1,7 +1,6 @@
 """A family from outside the tree: a package with an entry point brings it."""
 
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel, SeedOssConfig, SeedOssForCausalLM
 
+from tests.worker_svc.conftest import InstallPackage
 from tests.worker_svc.models.configs import LLAMA
 from tests.worker_svc.models.test_models import (
     MAX_MODEL_LEN,
@@ -63,23 +63,17 @@ FAMILY = Family(
     wrappers=frozenset({WITH_PICTURES}),
 )
 """
+
+
 Install = Callable[..., None]
 
 
 @pytest.fixture
-def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
+def install(install_package: InstallPackage) -> Install:
     """Installs a package of one module, which serves these architectures."""
 
     def installed(module: str, source: str, *architectures: str) -> None:
-        site = tmp_path / "site"
-        info = site / f"{module}-1.0.dist-info"
-        info.mkdir(parents=True)
-        (site / f"{module}.py").write_text(source)
-        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {module}\nVersion: 1.0\n")
-        lines = [f"{architecture} = {module}:FAMILY" for architecture in architectures]
-        (info / "entry_points.txt").write_text("\n".join(["[pagewire.families]", *lines, ""]))
-        monkeypatch.syspath_prepend(str(site))
-        monkeypatch.delitem(sys.modules, module, raising=False)
+        install_package(module, source, "pagewire.families", dict.fromkeys(architectures, "FAMILY"))
 
     return installed
 
