@@ -141,8 +141,10 @@ class BlockPool:
 
     def hash_of(self, block_id: int) -> int | None:
         """The hash of a block's content, in whichever cache it is; None when it is in none."""
-        found = (cache.hash_of(block_id) for cache in self.caches)
-        return next((block_hash for block_hash in found if block_hash is not None), None)
+        for cache in self.caches:
+            if (found := cache.hash_of(block_id)) is not None:
+                return found
+        return None
 
     @property
     def num_cached(self) -> int:

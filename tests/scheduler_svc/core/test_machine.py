@@ -225,7 +225,7 @@ PLANTED = [
     (_stop_before_min_tokens, 0),
     (_lose_the_fenced_count, 0),
     (_leave_a_trace_of_a_refused_result, 0),
-    (_take_back_no_counters, 20),
+    (_take_back_no_counters, 27),
     (_count_refused_drafts_as_computed, 4),
     (_plan_on_before_a_range_is_known, 4),
 ]

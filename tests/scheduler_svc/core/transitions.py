@@ -33,15 +33,15 @@ class FreeQueueWatch:
         """Compares the queue with the last one; with `may_forget`, hashes may have been dropped."""
         pool = scheduler.internal_state.pool
         free = list(pool.free_queue())
+        hash_of = {block_id: pool.hash_of(block_id) for block_id in free}
         if pool is self._pool:
             if scheduler.config.cache_policy is CachePolicy.LRU:
                 self._check_order(free, is_sliding=scheduler.config.has_window)
             if not may_forget:
-                for block_id in free:
-                    expected = self._hash_of.get(block_id, pool.hash_of(block_id))
-                    assert pool.hash_of(block_id) == expected, "a free block lost its hash"
-        self._pool, self._free = pool, free
-        self._hash_of = {block_id: pool.hash_of(block_id) for block_id in free}
+                for block_id, found in hash_of.items():
+                    expected = self._hash_of.get(block_id, found)
+                    assert found == expected, "a free block lost its hash"
+        self._pool, self._free, self._hash_of = pool, free, hash_of
         self._holders = _holders(scheduler)
 
     def _check_order(self, free: list[int], is_sliding: bool) -> None:
@@ -92,17 +92,16 @@ class CacheTruth:
         if self._has_window:
             self._learn_from_sequences(scheduler)
         cache = scheduler.internal_state.pool.caches[self._group]
-        entries = {b: cache.hash_of(b) for b in range(1, scheduler.internal_state.pool.num_blocks)}
-        unknown = {b: h for b, h in entries.items() if h is not None and h not in self._contents}
+        entries = cache._hash_of.items()
+        unknown = {b: h for b, h in entries if h not in self._contents}
         while unknown:
             known = [b for b in unknown if self._learn(scheduler, b, unknown[b])]
             assert known, f"blocks {sorted(unknown)} follow a parent that was never sealed"
             unknown = {b: h for b, h in unknown.items() if b not in known}
-        for block_id, block_hash in entries.items():
-            if block_hash is not None:
-                cells = [worker.kv.get((block_id, i)) for i in range(self._block_size)]
-                expected = [in_group(self._group, one) for one in self._contents[block_hash]]
-                assert cells == expected, f"block {block_id} holds other tokens"
+        for block_id, block_hash in entries:
+            cells = [worker.kv.get((block_id, i)) for i in range(self._block_size)]
+            expected = [in_group(self._group, one) for one in self._contents[block_hash]]
+            assert cells == expected, f"block {block_id} holds other tokens"
 
     def _note_pictures(self, scheduler: Scheduler) -> None:
         for sequence in scheduler.live():

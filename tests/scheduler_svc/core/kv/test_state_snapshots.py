@@ -290,7 +290,7 @@ def _hand_out_what_is_discarded_twice(monkeypatch: Monkeypatch) -> None:
         (_keep_snapshots_over_a_loss, 11),
         (_find_what_a_step_taken_back_was_to_save, 1),
         (_find_by_hash_of_any_length, 16),
-        (_hand_out_what_is_discarded_twice, 6),
+        (_hand_out_what_is_discarded_twice, 19),
     ],
 )
 def test_a_planted_bug_is_found(
