@@ -7,15 +7,14 @@ import signal
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
 import grpc
+import httpx
 import pytest
 from google.protobuf.json_format import MessageToDict
 
@@ -137,11 +136,10 @@ class Product:
         while time.monotonic() < deadline:
             for name, process in self.processes.items():
                 assert process.poll() is None, self.log_of(name)
-            try:
-                with urllib.request.urlopen(f"{self.url}/ready", timeout=patience(2)):
+            with suppress(httpx.TransportError):
+                if httpx.get(f"{self.url}/ready", timeout=patience(2)).is_success:
                     return
-            except (urllib.error.URLError, OSError):
-                time.sleep(0.2)
+            time.sleep(0.2)
         raise AssertionError("not ready: " + "".join(map(self.log_of, self.processes)))
 
     def log_of(self, name: str) -> str:
@@ -173,6 +171,13 @@ class Product:
 
     def __exit__(self, *_: object) -> None:
         self.kill()
+
+    def post(
+        self, path: str, body: object, headers: dict[str, str] | None = None
+    ) -> httpx.Response:
+        """The answer to a JSON body, whatever its status."""
+        url = f"{self.url}{path}"
+        return httpx.post(url, json=body, headers=headers, timeout=patience(300))
 
     def sdk(self) -> pagewire.Client:
         """A client that waits for as long as an answer takes among a crowd."""

@@ -11,7 +11,6 @@ from pathlib import Path
 from queue import Queue
 from typing import Any
 
-import httpx
 import pytest
 from openai import OpenAI
 from transformers import AutoModelForCausalLM, PreTrainedModel
@@ -72,15 +71,14 @@ class Crew:
         return "".join(pieces)
 
     def kill_worker(self) -> None:
-        self.product.processes["worker_svc"].kill()
-        self.product.processes["worker_svc"].wait()
+        self.product.kill_worker()
         self.product.start_worker()
 
     def unload_cook(self) -> None:
         assert self.post("/v1/unload_lora_adapter", {"lora_name": "cook"})[0] == 200
 
     def post(self, path: str, body: dict[str, Any]) -> tuple[int, str]:
-        answer = httpx.post(f"{self.product.url}{path}", json=body, timeout=patience(60))
+        answer = self.product.post(path, body)
         return answer.status_code, answer.text
 
 
@@ -96,7 +94,7 @@ def crew(terse_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     logs = tmp_path_factory.mktemp("logs")
     with Product(terse_model, logs, options, environ=environ) as product:
         product.start()
-        with pagewire.Client(f"127.0.0.1:{product.grpc_port}") as client:
+        with product.sdk() as client:
             ids = list(client.tokenize(PROMPT))
             models = {"": base} | {name: made.merged(base) for name, made in MADE.items()}
             texts = {
@@ -131,7 +129,7 @@ def test_each_api_serves_an_adapter_as_a_model(crew: Crew) -> None:
         model="pilot", input=PROMPT, max_output_tokens=16, temperature=0
     )
     assert response.model == "pilot"
-    with pagewire.Client(f"127.0.0.1:{crew.product.grpc_port}") as client:
+    with crew.product.sdk() as client:
         greedy = pagewire.SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
         assert client.generate(PROMPT, greedy, model="sailor").text == crew.texts["sailor"]
     listed = json.loads(

@@ -4,7 +4,6 @@ import json
 import time
 from pathlib import Path
 
-import httpx
 import pytest
 
 from tests.e2e.conftest import Product
@@ -122,15 +121,10 @@ def test_health_says_not_serving_until_a_worker_is_ready(model: Path, tmp_path: 
             data={"prompt": {"text": "Hello"}},
         )
         assert refused.returncode == 64 + 14  # UNAVAILABLE
-        told = request_completion(lonely)
+        told = lonely.post("/v1/completions", {"prompt": "Hello"})
         assert (told.status_code, told.headers["retry-after"]) == (503, "1")
         for ours in ("127.0.0.1", str(lonely.scheduler_port), str(lonely.worker_port)):
             assert ours not in told.text + refused.stderr.partition("Message:")[2]
-
-
-def request_completion(product: Product) -> httpx.Response:
-    body = {"prompt": "Hello"}
-    return httpx.post(f"{product.url}/v1/completions", json=body, timeout=patience(10))
 
 
 def eventually_answers(product: Product, port: int, method: str, data: object) -> str:

@@ -7,11 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from tests.e2e.conftest import Product
-from tests.pace import patience
 
 pytestmark = pytest.mark.slow
 FAILPOINT = ("--failpoint", "poison@1")
@@ -36,7 +34,7 @@ def _complete(product: Product, name: str, max_tokens: int = 60) -> tuple[int, d
         "ignore_eos": True,
         "seed": 7,
     }
-    answer = httpx.post(f"{product.url}/v1/completions", json=body, timeout=patience(120))
+    answer = product.post("/v1/completions", body)
     if answer.is_success:
         return answer.status_code, answer.json()
     return answer.status_code, {**answer.json(), "retry": answer.headers.get("x-should-retry")}

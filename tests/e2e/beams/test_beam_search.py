@@ -198,8 +198,7 @@ def test_over_http_it_is_the_same_search(cramped: Product, sdk: pagewire.Client)
     body = {"prompt": PROMPTS[9], "use_beam_search": True, "n": 2, "best_of": 4}
     body |= {"max_tokens": NUM_TOKENS, "length_penalty": 0.5, "early_stopping": True}
     body |= {"return_token_ids": True}
-    url = f"{cramped.url}/v1/completions"
-    answer = httpx.post(url, json=body, timeout=patience(60)).json()
+    answer = cramped.post("/v1/completions", body).json()
     found = [choice["token_ids"] for choice in answer["choices"]]
     beams = pagewire.BeamSearch(4, 0.5, True)
     assert found == [list(one.token_ids) for one in search(sdk, PROMPTS[9], beams, n=2)]

@@ -8,14 +8,13 @@ import pytest
 
 from gateway.errors.limits import MAX_PROMPTS
 from tests.e2e.conftest import Product
-from tests.pace import patience
 
 pytestmark = pytest.mark.slow
 
 
 def complete(product: Product, **fields: Any) -> httpx.Response:
     body = {"max_tokens": 1, "temperature": 0, **fields}
-    return httpx.post(f"{product.url}/v1/completions", json=body, timeout=patience(300))
+    return product.post("/v1/completions", body)
 
 
 def test_a_call_far_above_the_queue_comes_whole_and_another_caller_has_its_turn(

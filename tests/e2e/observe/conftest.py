@@ -6,12 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from tests.e2e.conftest import SMALL, Product
 from tests.otlp_sink import OtlpSink
-from tests.pace import patience
 
 
 @dataclass(slots=True)
@@ -24,8 +22,7 @@ class Observed:
     def complete(self, headers: dict[str, str] | None = None, **body: Any) -> dict[str, Any]:
         """An answer of the gateway over HTTP."""
         given = {"prompt": "Once upon a time", "max_tokens": 12, "ignore_eos": True, **body}
-        url = f"{self.product.url}/v1/completions"
-        response = httpx.post(url, json=given, headers=headers, timeout=patience(60))
+        response = self.product.post("/v1/completions", given, headers)
         answer: dict[str, Any] = response.raise_for_status().json()
         return answer
 

@@ -6,7 +6,6 @@ import time
 import httpx
 import pytest
 
-import pagewire
 from tests.e2e.observe.conftest import Observed
 from tests.otlp_sink import Received
 from tests.pace import patience
@@ -93,7 +92,7 @@ def test_a_trace_goes_on_after_its_worker_was_killed(observed: Observed) -> None
 
 def test_metadata_of_a_call_carries_a_trace_too(observed: Observed) -> None:
     trace_id, _, traceparent = new_trace()
-    with pagewire.Client(f"127.0.0.1:{observed.product.grpc_port}") as client:
+    with observed.product.sdk() as client:
         metadata = {"traceparent": traceparent}
         client.generate("Hello", max_tokens=4, ignore_eos=True, metadata=metadata)
     observed.sink.wait_for(trace_id, lambda names: names >= WHOLE)

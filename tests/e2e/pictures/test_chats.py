@@ -39,8 +39,7 @@ class Served:
 
     def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         """The answer to a body; asserts nothing of its status."""
-        answer = httpx.post(f"{self.product.url}{path}", json=body, timeout=patience(120))
-        found: dict[str, Any] = answer.json()
+        found: dict[str, Any] = self.product.post(path, body).json()
         return found
 
     def chat(self, content: list[dict[str, Any]], **fields: Any) -> dict[str, Any]:

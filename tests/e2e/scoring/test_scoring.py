@@ -2,14 +2,12 @@
 
 from pathlib import Path
 
-import httpx
 import pytest
 import torch
 from transformers import AutoTokenizer
 
 from tests.e2e.conftest import Product
 from tests.e2e.scores import Theirs, load
-from tests.pace import patience
 
 SYSTEM = (
     "Judge whether the Document meets the requirements based on the Query and the Instruct "
@@ -50,7 +48,7 @@ def test_reranked_documents_have_the_scores_of_transformers(
 ) -> None:
     body = {"query": QUERY, "documents": DOCUMENTS}
     for _ in range(2):  # the second time the prompts are cached
-        answer = httpx.post(f"{product.url}/v1/rerank", json=body, timeout=patience(120)).json()
+        answer = product.post("/v1/rerank", body).json()
         found = {r["index"]: r["relevance_score"] for r in answer["results"]}
         assert [found[i] for i in range(len(DOCUMENTS))] == pytest.approx(expected, abs=1e-4)
         order = [result["index"] for result in answer["results"]]
@@ -60,5 +58,5 @@ def test_reranked_documents_have_the_scores_of_transformers(
 
 def test_scores_of_pairs_are_the_same(product: Product, expected: list[float]) -> None:
     body = {"text_1": QUERY, "text_2": DOCUMENTS}
-    answer = httpx.post(f"{product.url}/score", json=body, timeout=patience(120)).json()
+    answer = product.post("/score", body).json()
     assert [entry["score"] for entry in answer["data"]] == pytest.approx(expected, abs=1e-4)
