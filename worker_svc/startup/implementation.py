@@ -51,10 +51,12 @@ def shape_of(
         names = _architectures(folder)
         if config.model_impl == NATIVE or names is None:
             raise
+        is_ours = any(registry.find(name) is not None for name in names)
+        if is_ours and config.quantization != "auto":
+            raise  # transformers would refuse the option, and hide the reason
         try:
             found = _for_length(config, _by_transformers(config, folder, names))
         except UnsupportedModel as other:
-            is_ours = any(registry.find(name) is not None for name in names)
             raise (refusal if is_ours else other) from None
         log.warning("the model is computed by transformers, more slowly: %s", refusal)
         return found

@@ -1,5 +1,6 @@
 """Settings and tensors that cannot be served are refused by the name of key or tensor."""
 
+import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,14 @@ from torch import Tensor
 
 from tests.worker_svc.models.test_models import MAX_MODEL_LEN
 from tests.worker_svc.quantized_checkpoints import FORMATS, save_quantized
-from worker_svc.config import QUANTIZATIONS
+from worker_svc.config import QUANTIZATIONS, WorkerConfig
 from worker_svc.models import load_model
+from worker_svc.models.spec import UnsupportedModel
 from worker_svc.models.stored.weight_files import WeightError
 from worker_svc.quantization import registry
 from worker_svc.quantization.online import ONLINE
 from worker_svc.quantization.scheme import UnsupportedQuantization
+from worker_svc.startup.implementation import shape_of
 
 CPU = torch.device("cpu")
 KV = {"num_bits": 8, "type": "float", "strategy": "tensor"}
@@ -157,6 +160,23 @@ def test_the_checkpoints_own_method_may_be_named_and_no_other(
     for name in registry.STORED.keys() - ONLINE.keys():
         with pytest.raises(UnsupportedQuantization, match=f"{name}, but .* has plain weights"):
             registry.chosen(name, None)
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ("awq", r"^quantization: awq, but the checkpoint has gptq, 4 bits"),
+        ("int8", r"^quantization: int8 rounds plain weights; these are quantized already \(gptq"),
+    ],
+)
+def test_the_reason_is_not_hidden_by_what_transformers_would_refuse(
+    asked: str, said: str, plain: Mapping[str, Path], tmp_path: Path
+) -> None:
+    config = json.loads((plain["llama"] / "config.json").read_text())
+    config["quantization_config"] = settings("gptq")
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UnsupportedModel, match=said):
+        shape_of(WorkerConfig(device="cpu", quantization=asked), tmp_path, torch.device("cpu"))
 
 
 Damage = Callable[[Tensor], Tensor]
