@@ -142,11 +142,13 @@ def pids_begun(checkout: Path) -> list[int]:
     return [p for f in checkout.glob("*.json") for p in json.loads(f.read_text())["pids"]]
 
 
+@pytest.mark.usefixtures("checkout")
 def test_a_model_that_is_not_there_is_named() -> None:
     with pytest.raises(pagewire.FailedPrecondition, match="/there is none"):
         pagewire.LLM("/there is none")
 
 
+@pytest.mark.usefixtures("checkout")
 def test_an_option_with_a_wrong_value_is_named() -> None:
     with pytest.raises(pagewire.FailedPrecondition, match="--max-model-len: invalid int"):
         pagewire.LLM(max_model_len="many")
