@@ -1,6 +1,6 @@
 """A live tiny product for clients of another environment: prints its address, runs until told.
 
-`python -m tests.clients.stack FOLDER [--long]` with an environment that has the services.
+`python -m tests.clients.stack FOLDER [--long | --pictured]`, where the services are installed.
 """
 
 import json
@@ -36,14 +36,35 @@ def lengthened(model: Path) -> None:
         path.write_text(json.dumps(json.loads(path.read_text()) | fields))
 
 
-def main() -> None:
-    """Serves until standard input ends."""
-    folder = Path(sys.argv[1])
+PICTURED = "--pictured"
+FILES = ("one.png", "two.png")  # that it writes for its clients
+
+
+def pictured(folder: Path) -> Product:
+    """A product whose model takes pictures."""
+    # Only here are Pillow and transformers wanted.
+    from tests.e2e.pictures.stage import drawing, file_of, save_pictured_model  # noqa: PLC0415
+
+    for seed, name in enumerate(FILES):
+        (folder / name).write_bytes(file_of(drawing(seed, 24, 16)))
+    model = save_pictured_model("qwen3_vl", folder / "pictured")
+    options = ("--threads", "1", "--kv-cache-gib", "0.3", "--model-impl", "transformers")
+    return StoringProduct(model, folder, options)
+
+
+def textual(folder: Path, is_long: bool) -> Product:
+    """A product with tools; a long one reads long prompts."""
     model = save_tiny_model(folder / "tiny", ensure())
     (model / "chat_template.jinja").write_text(TOOL_TEMPLATE)
-    if LONG in sys.argv[2:]:
+    if is_long:
         lengthened(model)
-    with StoringProduct(model, folder, ("--threads", "1", "--kv-cache-gib", "0.3")) as product:
+    return StoringProduct(model, folder, ("--threads", "1", "--kv-cache-gib", "0.3"))
+
+
+def main() -> None:
+    """Serves until standard input ends."""
+    folder, options = Path(sys.argv[1]), sys.argv[2:]
+    with pictured(folder) if PICTURED in options else textual(folder, LONG in options) as product:
         product.start()
         sys.stdout.write(f"{product.url}\n")
         sys.stdout.flush()

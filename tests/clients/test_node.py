@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.clients.conftest import PICTURES, WORDS, Pictured
 from tests.pace import patience
 
 ROOT = Path(__file__).parents[2]
@@ -58,6 +59,15 @@ def test_the_ai_sdk_goes_on_with_its_calls_and_results(kind: str, url: str) -> N
     assert answer["calls"] == ["look"] and answer["results"] == ["seen"]
     assert answer["numParts"] > 2
     assert answer["finish"] in ("stop", "length")
+
+
+@pytest.mark.parametrize("kind", ["openai", "chat", "anthropic"])
+def test_the_ai_sdk_sends_pictures_as_they_are(kind: str, pictured: Pictured) -> None:
+    texts = [
+        told("picture.mjs", pictured.url, kind, str(pictured.folder / name), WORDS)["text"]
+        for name in PICTURES
+    ]
+    assert texts == [pictured.text_of(content) for content in pictured.files]
 
 
 def test_the_openai_package(url: str) -> None:

@@ -8,21 +8,9 @@ const load = (name) => import(pathToFileURL(require.resolve(name)));
 
 const { generateText, streamText, stepCountIs, tool } = await load("ai");
 const { z } = await load("zod");
+const { providers } = await import("./providers.mjs");
 
-const models = {
-  openai: async () =>
-    (await load("@ai-sdk/openai")).createOpenAI({ baseURL: `${url}/v1`, apiKey: "none" })("tiny"),
-  chat: async () =>
-    (await load("@ai-sdk/openai-compatible")).createOpenAICompatible({
-      name: "pagewire",
-      baseURL: `${url}/v1`,
-    })("tiny"),
-  anthropic: async () =>
-    (await load("@ai-sdk/anthropic")).createAnthropic({ baseURL: `${url}/v1`, apiKey: "none" })(
-      "tiny",
-    ),
-};
-const model = await models[kind]();
+const model = await providers(load, url)[kind]("tiny");
 const tools = {
   look: tool({
     description: "Looks",
