@@ -25,6 +25,9 @@ from kernels.attention.rope import norm_rope_write_kv
 from kernels.attention.workspace import decode_workspace
 from kernels.attention_kind import AttentionKind
 from kernels.cluster import decode_float8 as decode_float8_cache
+from kernels.cluster.expert_rows import FewRowExperts
+from kernels.experts.router import Router, route
+from kernels.experts.weights import ExpertWeights
 from kernels.gemm.linear import linear, pays
 from kernels.gemm.tiled_linear import arrivals, tiled_linear
 from kernels.norm.rms_norm import add_rms_norm, rms_norm
@@ -39,6 +42,7 @@ from kernels.recurrent.selective_scan import HeadParameters, ScanHeads
 from kernels.sampling.filtered_draw import draw_filtered
 from kernels.sampling.sample import Tokens, choose, find_candidates, output_ring
 from kernels.sampling.slot_state import NUM_FIELDS, SEED, TEMPERATURE, TOP_K, TOP_P
+from worker_svc.models.fused_experts import FusedExperts
 
 COLD_BYTES = 300e6  # least size of all buffers in a rotation
 HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE = 16, 8, 128, 16
@@ -50,6 +54,14 @@ LATENT, TURNED, LATENT_HEADS = 512, 64, (16, 20, 128)  # of 8 ranks, GLM-4.7-Fla
 LATENT_DECODE = [(1, 1000), (1, 32000), (8, 1000), (32, 1000), (64, 4000), (256, 1000)]
 PREFILL = [(8, 4096, 4096), (1, 8192, 8192), (16, 512, 512), (4, 512, 4096)]
 RECURRENT = [(1, 1), (8, 1), (32, 1), (256, 1), (1, 512), (1, 8192), (8, 2048)]
+EXPERT_ROWS = [1, 4, 32, 64, 256, 2048]
+EXPERTS = {  # experts, hidden size, inner size, experts of a row
+    "30B-A3B": (128, 2048, 768, 8),
+    "35B-A3B": (257, 2048, 512, 9),
+    "gpt-oss": (32, 2880, 2880, 4),
+}
+EXPERT_FORMATS = [("30B-A3B", 16, None), ("30B-A3B", 8, None), ("35B-A3B", 8, 128)]
+EXPERT_FORMATS += [("gpt-oss", 16, None), ("gpt-oss", 4, 32)]
 LINEAR = {  # (N, K) of the weight; gate_up is two halves
     "0.6B": {
         "qkv": (4096, 1024),
@@ -435,6 +447,57 @@ def _updates(
     return KernelTiming(name, f"{sequences} x {length}", us, num_bytes + of_states)
 
 
+def experts() -> Iterator[KernelTiming]:
+    """Both products of a layer's experts, by the kernels that a worker takes for so many rows.
+
+    Bytes are those of the experts that some row has, without scales; each layer's rows have others.
+    """
+    for name, bits, group in EXPERT_FORMATS:
+        num_experts, hidden, inner, per_row = EXPERTS[name]
+        layers = [
+            _fused_experts(
+                _expert_weights(num_experts, 2 * inner, hidden, bits, group),
+                _expert_weights(num_experts, hidden, inner, bits, group),
+                per_row,
+            )
+            for _ in range(4)
+        ]
+        for rows in EXPERT_ROWS:
+            x, chosen = randn(rows, hidden), 0
+            calls: list[Callable[[], object]] = []
+            for layer in layers:
+                _, routing = route(randn(rows, hidden), layer.router, None, EPS)
+                calls.append(partial(layer.products, x, routing, x))
+                chosen += int((routing.counts > 0).sum())
+            num_bytes = chosen / len(layers) * 3 * hidden * inner * bits / 8
+            shape = f"{name}, {bits} bits, {rows} rows"
+            yield KernelTiming("experts", shape, time_graph(calls), num_bytes)
+
+
+def _expert_weights(
+    num_experts: int, num_outputs: int, width: int, bits: int, group: int | None
+) -> ExpertWeights:
+    """Random numbers, or bytes that are numbers with random scales."""
+    shape = (num_experts, num_outputs, width)
+    if bits == 16:
+        return ExpertWeights(randn(*shape))
+    of_scales = (num_experts, num_outputs, width // (group or width))
+    if bits == 4:
+        codes = torch.randint(256, (*shape[:2], width // 2), dtype=torch.uint8, device="cuda")
+        exponents = torch.randint(110, 122, of_scales, dtype=torch.uint8, device="cuda")
+        return ExpertWeights.of_codes(codes, exponents)
+    values = torch.randint(0x60, shape, dtype=torch.uint8, device="cuda")
+    scales = torch.rand(of_scales, device="cuda")
+    return ExpertWeights(values.view(torch.float8_e4m3fn), scales, group)
+
+
+def _fused_experts(gate_up: ExpertWeights, down: ExpertWeights, per_row: int) -> FusedExperts:
+    num_experts, _, hidden = gate_up.shape
+    router = Router(randn(num_experts, hidden) * hidden**-0.5, per_row, True)
+    few = FewRowExperts.of(gate_up, down, per_row)
+    return FusedExperts(randn(hidden), router, gate_up, down, few=few)
+
+
 GROUPS: dict[str, Callable[[], Iterator[KernelTiming]]] = {
     "decode": decode_attention,
     "decode_float8": decode_float8,
@@ -445,6 +508,7 @@ GROUPS: dict[str, Callable[[], Iterator[KernelTiming]]] = {
     "pointwise": pointwise,
     "sample": sampling,
     "recurrent": recurrent,
+    "experts": experts,
 }
 
 

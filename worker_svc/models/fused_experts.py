@@ -74,10 +74,14 @@ class FusedExperts:
         x = hidden.residual if hidden.normed is None else hidden.normed
         norm = None if is_normed else self.norm
         normed, routing = route(x, self.router, norm, eps)
-        if self.few is not None and len(x) <= self.few.most_rows:
+        return self.products(normed, routing, residual)
+
+    def products(self, normed: Tensor, routing: Routing, residual: Tensor | None) -> Tensor:
+        """The weighted sum of each row's experts, by the kernels quickest for so many rows."""
+        if self.few is not None and len(normed) <= self.few.most_rows:
             inner = self.few.of_gate_up.gated(normed, self.gate_up, routing, self.clamp)
             return self.few.of_down.summed(inner, self.down, routing, residual)
-        are_few = few_rows.pays(len(x), self.gate_up)
+        are_few = few_rows.pays(len(normed), self.gate_up)
         inner = self._inner(normed, routing, are_few=are_few)
         if are_few:
             return few_rows.summed(inner, self.down, routing, residual)
