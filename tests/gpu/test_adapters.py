@@ -27,23 +27,15 @@ from tests.worker_svc.random_models import save_random_model
 from tests.worker_svc.transformers_models.test_served import under_a_scheduler
 from worker_svc.adapters.options import AdapterModule
 from worker_svc.runner.cuda_runner import ComputePlan, CudaRunner
-from worker_svc.startup import adapters
 
 pytestmark = pytest.mark.gpu
 
 ON_GPU = replace(WORKER_CONFIG, device="cuda")
 
 
-@pytest.fixture(scope="module", autouse=True)
-def served_on_gpus() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(adapters, "DEVICES", ("cpu", "cuda"))
-        yield
-
-
 @pytest.fixture(scope="module", params=FAMILIES)
 def made(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, served_on_gpus: None
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Made]:
     with serving_merged(request.param, tmp_path_factory.mktemp("merged"), ON_GPU) as one:
         runner = one.worker.server.lifecycle.runner

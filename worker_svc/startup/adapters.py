@@ -12,7 +12,6 @@ from worker_svc.startup.kv_sizing import GIB
 
 MAX_LORAS = 8  # where --lora-modules names adapters and --max-loras does not say
 MAX_CPU_LORAS = 32
-DEVICES = ("cpu",)
 
 log = logging.getLogger(__name__)
 
@@ -29,9 +28,12 @@ def limits_of(config: WorkerConfig) -> AdapterLimits | None:
 
 
 def require_adaptable(config: WorkerConfig, device: str) -> None:
-    """Raises UnsupportedOption, before weights are read, where no layers can have adapters."""
-    if limits_of(config) is not None and device not in DEVICES:
-        raise UnsupportedOption(f"{_asked_by(config)}: adapters need device cpu, this is {device}")
+    """Raises UnsupportedOption, before weights are read, where ranks cannot have adapters."""
+    if limits_of(config) is None or device == "cpu" or config.tensor_parallel_size == 1:
+        return
+    raise UnsupportedOption(
+        f"{_asked_by(config)}: adapters on {device} need tensor_parallel_size 1"
+    )
 
 
 def store_for(config: WorkerConfig, model: StepModel) -> AdapterStore | None:

@@ -56,10 +56,15 @@ def test_limits_follow_one_another() -> None:
         WorkerConfig(max_lora_rank=513)
 
 
-def test_cuda_and_other_implementations_are_refused_by_the_option(llama_folder: Path) -> None:
-    with pytest.raises(UnsupportedOption, match="max_loras: adapters need device cpu"):
-        adapters.require_adaptable(WorkerConfig(max_loras=1), "cuda")
-    adapters.require_adaptable(WorkerConfig(), "cuda")
+def test_ranks_on_cuda_and_other_implementations_are_refused_by_the_option(
+    llama_folder: Path,
+) -> None:
+    two = WorkerConfig(max_loras=1, tensor_parallel_size=2)
+    with pytest.raises(UnsupportedOption, match="adapters on cuda need tensor_parallel_size 1"):
+        adapters.require_adaptable(two, "cuda")
+    adapters.require_adaptable(two, "cpu")
+    adapters.require_adaptable(replace(two, max_loras=0), "cuda")
+    adapters.require_adaptable(replace(two, tensor_parallel_size=1), "cuda")
     config = replace(WORKER_CONFIG, max_loras=1, model_impl="transformers")
     with (
         pytest.raises(UnsupportedOption, match="max_loras: adapters need layers of pagewire"),
