@@ -15,6 +15,7 @@ from scheduler_svc.core import (
     Finished,
     FinishReason,
     Preparations,
+    PullOrders,
     ReceivedPromptOutput,
     Request,
     RequirementKind,
@@ -332,6 +333,25 @@ def to_transfers(orders: TransferOrders, tier: str) -> list[worker_pb2.AttachReq
     for transfer in orders.stores:
         frames.append(worker_pb2.AttachRequest(store=worker_pb2.StoreBlocks(tier=tier)))
         _fill_transfer(frames[-1].store, transfer)
+    if orders.cancelled_ids:
+        cancel = worker_pb2.CancelTransfers(transfer_ids=orders.cancelled_ids)
+        frames.append(worker_pb2.AttachRequest(cancel_transfers=cancel))
+    return frames
+
+
+def to_pulls(
+    orders: PullOrders, peers: Mapping[str, worker_pb2.PeerKv]
+) -> list[worker_pb2.AttachRequest]:
+    """Pulls from peers, which are by source, and those to end, as the worker's frames."""
+    frames = []
+    for pull in orders.pulls:
+        fetch = worker_pb2.FetchBlocks(
+            transfer_id=pull.transfer_id,
+            block_ids=pack(pull.block_ids),
+            source_block_ids=pack(pull.source_block_ids),
+            peer=peers[pull.source],
+        )
+        frames.append(worker_pb2.AttachRequest(fetch=fetch))
     if orders.cancelled_ids:
         cancel = worker_pb2.CancelTransfers(transfer_ids=orders.cancelled_ids)
         frames.append(worker_pb2.AttachRequest(cancel_transfers=cancel))

@@ -1,10 +1,18 @@
 """Combines this process's options with the worker's limits."""
 
+from dataclasses import dataclass
+
 from pagewire.v1 import types_pb2, worker_pb2
 from scheduler_svc.config import ServiceConfig
 from scheduler_svc.core import KvGroup, RequirementKind, SchedulerConfig
 from scheduler_svc.worker.served import WrongWorker
-from wire.versions import HOST_TIER, MINOR_WITH_ADAPTERS, MINOR_WITH_KV_GROUPS, MINOR_WITH_TIERS
+from wire.versions import (
+    HOST_TIER,
+    MINOR_WITH_ADAPTERS,
+    MINOR_WITH_KV_GROUPS,
+    MINOR_WITH_PEERS,
+    MINOR_WITH_TIERS,
+)
 
 _KNOWN_KINDS = (
     worker_pb2.KV_GROUP_KIND_UNSPECIFIED,
@@ -78,6 +86,23 @@ def num_tier_blocks(worker: worker_pb2.WorkerDescription) -> int:
 def tier_bytes_per_block(worker: worker_pb2.WorkerDescription) -> int:
     """Bytes of a block of that tier; 0 where there is none."""
     return _host_tier(worker).bytes_per_block
+
+
+@dataclass(frozen=True, slots=True)
+class PeerFacts:
+    """The facts that workers need to pull blocks from one of them."""
+
+    incarnation: int
+    layout_hash: bytes
+    handles: dict[str, bytes]  # by transport, in the worker's order
+
+
+def peer_facts(worker: worker_pb2.WorkerDescription) -> PeerFacts | None:
+    """The facts of a worker from which blocks can be pulled, and which pulls; None for others."""
+    if worker.protocol_minor < MINOR_WITH_PEERS or not worker.kv_layout_hash:
+        return None
+    handles = {one.name: one.handle for one in worker.transports}
+    return PeerFacts(worker.incarnation, worker.kv_layout_hash, handles)
 
 
 def _host_tier(worker: worker_pb2.WorkerDescription) -> worker_pb2.KvTier:

@@ -19,6 +19,7 @@ from scheduler_svc.core import Finished, RefusalKind, Refused, Request, Sequence
 from scheduler_svc.group import WorkerGroup
 from scheduler_svc.metrics.counts import SchedulerCounts
 from scheduler_svc.metrics.totals import Totals
+from scheduler_svc.moves import Moves
 from scheduler_svc.observe.request_spans import RequestSpans
 from scheduler_svc.places import Place, best_first, move_all, move_waiting, tiers
 from scheduler_svc.worker.link import OpenChannel, open_channel
@@ -69,6 +70,7 @@ class Engine:
         self._running: dict[asyncio.Task[None], WorkerGroup] = {}
         self._groups_changed = asyncio.Event()
         self.groups: list[WorkerGroup] = []
+        self._moves = Moves(self.groups)
         for address in config.workers:
             self.add_group(address)
         self._started_s = time.monotonic()
@@ -273,7 +275,9 @@ class Engine:
                 named if server_name else self._open_channel,
                 lambda: self.is_ready,
                 self.adapters,
+                self._moves,
             )
+            group.server_name = server_name
             taken = {other.rank for other in self.groups}
             group.rank = next(rank for rank in range(len(taken) + 1) if rank not in taken)
             self.groups.append(group)
@@ -372,5 +376,6 @@ class Engine:
             for group in self.groups:
                 if group.core is not None and group.core.next_deadline_s is not None:
                     group.expire()
-                    if group.core.transfers.num_in_flight:
+                    core = group.core
+                    if core.transfers.num_in_flight or core.peer_moves.num_in_flight:
                         group.wake()  # what waited for a copy that is late computes instead

@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import Callable
 from functools import partial
+from typing import Protocol
 
 from pagewire.v1 import worker_pb2
 from scheduler_svc.adapters import AdapterRegistry
@@ -19,9 +20,11 @@ from scheduler_svc.config import ServiceConfig
 from scheduler_svc.containment import Containment, CoreBroken
 from scheduler_svc.core import Preemption, Scheduler
 from scheduler_svc.core_config import (
+    PeerFacts,
     check_successor,
     core_config,
     num_tier_blocks,
+    peer_facts,
     tier_bytes_per_block,
 )
 from scheduler_svc.explain.trace import Trace
@@ -57,6 +60,19 @@ _MOST_RETRY_S = 1.5  # to an address that has not answered for long
 _QUICK_RETRIES = 60
 
 
+class KvMoves(Protocol):
+    """The moves of requests with their KV between groups, as one group sees them."""
+
+    def peer_of(self, receiver: "WorkerGroup", stream_name: str) -> worker_pb2.PeerKv | None:
+        """The address at which a group's worker pulls from that of a stream; None: it cannot."""
+
+    def settle(self, group: "WorkerGroup") -> None:
+        """Goes on with what moves from a group and to it, between two of its steps."""
+
+    def lost(self, group: "WorkerGroup") -> None:
+        """Ends what moves from a group and to it, whose stream has ended."""
+
+
 class WorkerGroup:
     """The worker group with its leader at one address, and all requests placed there."""
 
@@ -70,6 +86,7 @@ class WorkerGroup:
         open_channel: OpenChannel = open_channel,
         has_others: Callable[[], bool] = lambda: False,
         adapters: AdapterRegistry | None = None,
+        moves: KvMoves | None = None,
     ) -> None:
         self.address = address
         self.core: Scheduler | None = None
@@ -87,8 +104,7 @@ class WorkerGroup:
         self.why_drained = ""  # it gets no new requests; empty: it does
         self.is_dismissed = False  # it is not attached again
         self.is_kept = False  # although dismissed
-        self.num_recoveries = 0
-        self.why_lost = ""  # the reason of the last loss
+        self.num_recoveries, self.why_lost = 0, ""  # and the reason of the last loss
         self.profile: LoopProfile | None = None  # while steps are recorded
         self._config = config
         self._clients = clients
@@ -103,6 +119,9 @@ class WorkerGroup:
         self.verdict = LossVerdict(has_others)
         self._incarnation = 0
         self._claimed_epoch = 0  # perhaps taken by the worker, though unanswered
+        self.kv: PeerFacts | None = None  # of its worker, if KV moves from it and to it
+        self.server_name = ""  # of its certificate; empty: the address's host
+        self._moves = moves
         self.rank = 0  # among the groups, for readers of KV events
         self.publisher: Publisher | None = None  # of KV events, if they are published
         self._left = asyncio.Event()  # set when it is dismissed
@@ -117,6 +136,11 @@ class WorkerGroup:
     def why_not_open(self) -> str:
         """Why it takes no new requests, in words."""
         return self.why_drained if self.is_ready else self.reason
+
+    @property
+    def stream_name(self) -> str:
+        """The name of its step stream; no other one has had it."""
+        return f"{self.address} {self.epoch}"
 
     @property
     def is_attached(self) -> bool:
@@ -134,6 +158,7 @@ class WorkerGroup:
         if self.why_drained and not is_final:
             return
         is_new, self.why_drained = not self.why_drained, why
+        self.wake()
         if is_new and self.core is not None:
             self.core.now_s = time.monotonic()
             self.core.migration.close()
@@ -313,6 +338,7 @@ class WorkerGroup:
         self.device, self.kv_cache_dtype = worker.device, worker.kv_dtype
         self._adapters.hear(map(AdapterSource.from_message, worker.adapters), self.address)
         self.tier_bytes_per_block = tier_bytes_per_block(worker)
+        self.kv = peer_facts(worker)
         if self.core is None:
             limits, options = core_config(self._config, worker), self._config.record
             made = make_core(limits, worker, self.address, options)
@@ -362,12 +388,14 @@ class WorkerGroup:
     async def _step_by_step(self, link: WorkerLink, core: Scheduler) -> None:
         plain = Stepping(self._config, core, link, self._clients, self.trace, self.pace)
         self.state_check = plain.state_check
-        if core.transfers.num_tier_blocks:
-            plain.transfers = TransferTraffic(core, link, self.wake)
+        if core.transfers.num_tier_blocks or self.kv is not None:
+            plain.transfers = TransferTraffic(core, link, self.wake, self._peer_of)
         link.on_prepared = partial(self._on_prepared, core)
         link.on_draining = partial(self.drain, "the worker is shutting down")
         while True:
             self.expire()
+            if self._moves is not None:
+                self._moves.settle(self)
             await self._observed(plain).plan_ahead()
             if not plain.awaits_answer:
                 await self._idle(link)
@@ -376,6 +404,9 @@ class WorkerGroup:
             self.expire()
             self._observed(plain).apply(answer)  # by a recording that began meanwhile, too
             self.tell_cache_changes()
+
+    def _peer_of(self, stream_name: str) -> worker_pb2.PeerKv | None:
+        return None if self._moves is None else self._moves.peer_of(self, stream_name)
 
     def tell_cache_changes(self) -> None:
         """Has the changes of the prefix caches published that are true by now."""
@@ -415,6 +446,8 @@ class WorkerGroup:
             return
         core.now_s = time.monotonic()
         num_ran = core.worker_lost(keeps_tier=True)  # which process comes back will show
+        if self._moves is not None:
+            self._moves.lost(self)
         self.tell_cache_changes()
         if self._is_let_go:
             logger.info("worker %s is drained", self.address)

@@ -32,11 +32,12 @@ def best_first(places: list[Place], request: Request) -> list[Place]:
         namespace=config.hash_namespace,
         weights_version=config.weights_version,
     )
-    ranked = _ranked(places, probe)
-    return [*reserved, *(place for place in ranked if place not in reserved)]
+    best = ranked(places, probe)
+    return [*reserved, *(place for place in best if place not in reserved)]
 
 
-def _ranked(places: list[Place], sequence: Sequence) -> list[Place]:
+def ranked(places: list[Place], sequence: Sequence) -> list[Place]:
+    """The places for a sequence, best first."""
     if len(places) == 1:
         return places
     options = [option_of(place.core, sequence) for place in places]
@@ -44,9 +45,9 @@ def _ranked(places: list[Place], sequence: Sequence) -> list[Place]:
     if request.session is not None and request.session.placed_by:
         names = [place.group.address for place in places]
         order = preferred(order, options, names, (request.cache_salt, request.session.placed_by))
-    ranked = [places[index] for index in order]
+    best = [places[index] for index in order]
     # Members of a live fork group share a prompt that is, or will be, computed there.
-    return sorted(ranked, key=lambda place: not place.core.view.has_fork_group_of(sequence.request))
+    return sorted(best, key=lambda place: not place.core.view.has_fork_group_of(sequence.request))
 
 
 def tiers(places: list[Place]) -> list[list[Place]]:
@@ -81,7 +82,7 @@ def _move(source: Place, leaving: list[Sequence], targets: list[Place]) -> None:
         return
     for sequence in _in_order_of_adoption(leaving):
         fitting = [place for place in targets if place.core.migration.can_hold(sequence)]
-        place = _ranked(fitting, sequence)[0] if fitting else source
+        place = ranked(fitting, sequence)[0] if fitting else source
         place.core.migration.migrate_in(sequence)
         place.group.wake()
         num_stay += place is source

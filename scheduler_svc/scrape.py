@@ -120,6 +120,16 @@ _OF_CORES = (
         "Blocks dropped: too many were on their way there, or the copy failed.",
         lambda c: c.transfers.counts.num_not_stored,
     ),
+    _OfCore(
+        "pulled_blocks_total",
+        "Blocks that came from another worker with a request.",
+        lambda c: c.peer_moves.counts.num_pulled,
+    ),
+    _OfCore(
+        "not_pulled_blocks_total",
+        "Blocks that were to come with a request, and were computed.",
+        lambda c: c.peer_moves.counts.num_not_pulled,
+    ),
     _OfCore("accepted_requests_total", "Requests accepted.", lambda c: c.num_accepted),
     _OfCore("steps_total", "Steps planned.", lambda c: c.counters.num_steps),
     _OfCore(

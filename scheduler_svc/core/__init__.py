@@ -7,6 +7,7 @@ then `planner`, `state`, `slots`, `block_pool`, `prefix_cache`.
 
 from scheduler_svc.core.history.losses import hopeless
 from scheduler_svc.core.kv.block_moves import BlockMoves
+from scheduler_svc.core.kv.pulls import BlockPull, LentBlocks, PullOrders
 from scheduler_svc.core.kv.transfers import BlockTransfer, TransferOrders
 from scheduler_svc.core.queue.requirement_waits import Preparation, Preparations
 from scheduler_svc.core.request.config import CachePolicy, Policy, Preemption, SchedulerConfig
@@ -43,6 +44,7 @@ __all__ = [
     "GRAMMAR",
     "AdmissionHold",
     "BlockMoves",
+    "BlockPull",
     "BlockTransfer",
     "CachePolicy",
     "Cause",
@@ -53,6 +55,7 @@ __all__ = [
     "FinishReason",
     "Finished",
     "KvGroup",
+    "LentBlocks",
     "OutOfStep",
     "Phase",
     "Policy",
@@ -61,6 +64,7 @@ __all__ = [
     "Preparations",
     "PromptOutputDelivery",
     "PromptOutputRange",
+    "PullOrders",
     "ReceivedPromptOutput",
     "RefusalKind",
     "Refused",

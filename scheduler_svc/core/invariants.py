@@ -95,6 +95,8 @@ def _check_blocks(scheduler: Scheduler) -> None:
     hold.update(fenced)
     if state.transfers is not None:
         hold.update(state.transfers.held)
+    hold.update(state.pulls.held)
+    hold.update(state.loans.held)
     assert state.num_fenced_blocks == len(fenced)
     for block_id in range(1, pool.num_blocks):
         assert pool.ref_count(block_id) == hold[block_id]
@@ -311,11 +313,12 @@ def _check_transfers(scheduler: Scheduler) -> None:
     fetching = state.waiting.fetching
     for sequence in scheduler.live():
         assert (sequence.status is Status.WAITING_FOR_KV) == (sequence in fetching)
+    awaited_ids = set(fetching.values()) - _check_moves(scheduler)
     if transfers is None:
-        assert not fetching
+        assert not awaited_ids
         return
     in_flight, pool = transfers._in_flight, transfers.tier.pool
-    awaited = {in_flight[transfer_id] for transfer_id in fetching.values()}
+    awaited = {in_flight[transfer_id] for transfer_id in awaited_ids}
     assert all(one.is_fetch and not one.is_cancelled for one in awaited), "it waits for nothing"
     fetches = [one for one in in_flight.values() if one.is_fetch]
     assert all(one in awaited or one.is_cancelled for one in fetches), "no sequence awaits it"
@@ -335,3 +338,25 @@ def _check_transfers(scheduler: Scheduler) -> None:
     assert set(transfers._fetching.values()) <= going_on, "one would await what was cancelled"
     waiting = set(state.waiting)
     assert transfers.num_tries.keys() <= waiting, "it has entered or left"
+
+
+def _check_moves(scheduler: Scheduler) -> set[int]:
+    """Checks pulls and loans; returns the ids of those that sequences wait for."""
+    state, fetching = scheduler.internal_state, scheduler.internal_state.waiting.fetching
+    pulls, loans = state.pulls, state.loans
+    ids = set()
+    for transfer_id, pulling in pulls._in_flight.items():
+        awaits_it = fetching.get(pulling.sequence) == transfer_id
+        assert awaits_it != pulling.is_cancelled, "it is pulled, and not awaited"
+        assert pulling.is_taken != (transfer_id in pulls._not_taken)
+        for block_id in pulling.order.block_ids:
+            assert state.pool.ref_count(block_id) == 1, "filled and used"
+            assert state.pool.hash_of(block_id) is None, "found before it is whole"
+        ids.add(transfer_id)
+    for sequence, arrived in pulls._arrived.items():
+        assert sequence.slot is None and sequence in set(state.waiting), "it has entered or left"
+        assert all(state.pool.ref_count(block_id) == 1 for block_id in arrived.given)
+    for loan_id, leaving in loans._leaving.items():
+        assert fetching.get(leaving.sequence) == loan_id, "it does not wait to leave"
+        ids.add(loan_id)
+    return ids

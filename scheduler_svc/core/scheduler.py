@@ -33,6 +33,7 @@ from scheduler_svc.core.step import prompt_outputs
 from scheduler_svc.core.step.apply_tokens import TokenUpdates
 from scheduler_svc.core.step.check_result import check_result
 from scheduler_svc.core.step.grants import Cut, Grants
+from scheduler_svc.core.step.peer_moves import PeerMoves
 from scheduler_svc.core.step.plan import (
     NO_DRAFTS,
     Drafts,
@@ -70,6 +71,7 @@ class Scheduler:
         self._deadlines = Deadlines()
         self.migration = Migration(self.internal_state, self._live, self._deadlines)
         self.transfers = Transfers(self.internal_state)
+        self.peer_moves = PeerMoves(self.internal_state, self._live, self._grants)
         self._unfinished = Unfinished()  # of the call in progress
         self._lost_steps = LostSteps()
         self.num_accepted = 0
@@ -91,15 +93,16 @@ class Scheduler:
 
     @property
     def next_deadline_s(self) -> float | None:
-        """The earliest deadline of a sequence or a fetch, in seconds; None when there is none."""
-        both_s = self._deadlines.next_s, self.transfers.next_due_s
-        return min((due_s for due_s in both_s if due_s is not None), default=None)
+        """The earliest deadline of a sequence, fetch or pull, in seconds; None: there is none."""
+        all_s = self._deadlines.next_s, self.transfers.next_due_s, self.peer_moves.next_due_s
+        return min((due_s for due_s in all_s if due_s is not None), default=None)
 
     def expire(self, now_s: float) -> list[Finished]:
         """Advances the time; returns the ends of those past their deadline, with their times."""
         self.now_s = now_s
         if self.internal_state.transfers is not None:
             self.transfers.expire()
+        self.peer_moves.expire()
         due = self._deadlines.take_due(now_s)
         finished = [self._finish(s, FinishReason.EXPIRED, expiry_of(s, self.now_s)) for s in due]
         if finished:

@@ -24,19 +24,28 @@ from scheduler_svc.core import (
     StepResult,
     TransferOrders,
 )
-from scheduler_svc.core.history.migration import Migration
+from scheduler_svc.core.history.migration import Migration, MovedSequence
+from scheduler_svc.core.kv.pulls import LentBlocks, PullOrders
 from scheduler_svc.core.queue.deadlines import Deadlines
+from scheduler_svc.core.step.grants import Grants
+from scheduler_svc.core.step.peer_moves import PeerMoves
 from scheduler_svc.core.step.plan import NO_DRAFTS
 from scheduler_svc.core.step.state import SchedulerState
 from scheduler_svc.core.step.transfers import Transfers
 from scheduler_svc.journal.older import CALLS
 
 # Calls that change the core. `now_s` is the property being set; those of `_MOVES` are methods of
-# `migration`, and those of `_TRANSFERS` of `transfers`.
+# `migration`, those of `_TRANSFERS` of `transfers`, and those of `_PEER_MOVES` of `peer_moves`.
 EVENTS = frozenset(
     (
         "abort",
         "add",
+        "begin_move",
+        "give_back",
+        "migrate_moved",
+        "pull_done",
+        "source_lost",
+        "take_pulls",
         "close",
         "migrate_in",
         "migrate_waiting",
@@ -72,6 +81,10 @@ SET_STOP_IDS = "set_stop_ids"
 QUESTIONS = frozenset(
     (
         "can_hold",
+        "has_room",
+        "may_move",
+        "num_lent",
+        "take_ended_loans",  # notes for those outside, on which no plan depends
         "counts",
         "find",
         "follow_caches",  # notes for those outside, on which no plan depends
@@ -94,7 +107,8 @@ QUESTIONS = frozenset(
 )
 
 _TRANSFERS = ("take_transfers", "transfer_done")
-_MOVES = ("close", "migrate_in", "migrate_out", "migrate_waiting", "reopen")
+_MOVES = ("close", "migrate_in", "migrate_moved", "migrate_out", "migrate_waiting", "reopen")
+_PEER_MOVES = ("begin_move", "give_back", "pull_done", "source_lost", "take_pulls")
 
 Answer = TypeVar("Answer")
 # Receives the name of a call, its arguments, its answer, and the refusal that it raised instead.
@@ -109,6 +123,7 @@ PARTS = frozenset(
         "output_lengths",
         "recent",
         "internal_state",
+        "peer_moves",
         "transfers",
         "view",
     )
@@ -132,6 +147,8 @@ def perform(core: Scheduler, call: str, arguments: tuple[Any, ...]) -> Any:
     owner: Any = core.migration if call in _MOVES else core
     if call in _TRANSFERS:
         owner = core.transfers
+    if call in _PEER_MOVES:
+        owner = core.peer_moves
     return getattr(owner, call)(*arguments)
 
 
@@ -160,6 +177,9 @@ class TappedScheduler(Scheduler):
             self.internal_state, self._live, self._deadlines, self._tell
         )
         self.transfers = _TappedTransfers(self.internal_state, self._tell)
+        self.peer_moves = _TappedPeerMoves(
+            self.internal_state, self._live, self._grants, self._tell
+        )
         self._is_inside = False
 
     def _tell(self, event: str, call: Callable[..., Answer], *arguments: Any) -> Answer:
@@ -290,11 +310,15 @@ class _TappedMigration(Migration):
         leaving: list[Sequence] = self._tell("migrate_out", super().migrate_out)
         return leaving
 
-    def migrate_in(self, sequence: Sequence) -> None:
+    def migrate_moved(self, source: str) -> list[MovedSequence]:
+        moved: list[MovedSequence] = self._tell("migrate_moved", super().migrate_moved, source)
+        return moved
+
+    def migrate_in(self, sequence: Sequence, lent: LentBlocks | None = None) -> None:
         as_it_came = deepcopy(sequence)  # recorded as it arrived, before it changes
-        self._tell(
-            "migrate_in", lambda _: super(_TappedMigration, self).migrate_in(sequence), as_it_came
-        )
+        migrate_in = super().migrate_in
+        more = () if lent is None else (lent,)
+        self._tell("migrate_in", lambda _, *lent: migrate_in(sequence, *lent), as_it_came, *more)
 
 
 class _TappedTransfers(Transfers):
@@ -312,3 +336,34 @@ class _TappedTransfers(Transfers):
 
     def transfer_done(self, transfer_id: int, num_blocks: int) -> None:
         self._tell("transfer_done", super().transfer_done, transfer_id, num_blocks)
+
+
+class _TappedPeerMoves(PeerMoves):
+    """Reports what moves with its KV, and what came of it."""
+
+    def __init__(
+        self,
+        state: SchedulerState,
+        live: dict[str, Sequence],
+        grants: Grants,
+        tell: Callable[..., Any],
+    ) -> None:
+        super().__init__(state, live, grants)
+        self._tell = tell
+
+    def begin_move(self, request_id: str) -> bool:
+        has_begun: bool = self._tell("begin_move", super().begin_move, request_id)
+        return has_begun
+
+    def give_back(self, loan_id: int) -> None:
+        self._tell("give_back", super().give_back, loan_id)
+
+    def take_pulls(self, s_per_block: float = 0.0) -> PullOrders | None:
+        orders: PullOrders | None = self._tell("take_pulls", super().take_pulls, s_per_block)
+        return orders
+
+    def pull_done(self, transfer_id: int, num_blocks: int) -> None:
+        self._tell("pull_done", super().pull_done, transfer_id, num_blocks)
+
+    def source_lost(self, source: str) -> None:
+        self._tell("source_lost", super().source_lost, source)

@@ -21,6 +21,8 @@ from scheduler_svc.core import (
     StepPlan,
     TransferOrders,
 )
+from scheduler_svc.core.history.migration import MovedSequence
+from scheduler_svc.core.kv.pulls import PullOrders
 from scheduler_svc.journal import values
 from scheduler_svc.journal.calls import SET_STOP_IDS
 from scheduler_svc.journal.mask import Mask
@@ -84,7 +86,7 @@ def _outcome(answer: Any) -> Any:
             return {"num_tokens": len(answer.token_ids), "ended": _ends(answer.finished)}
         case Cut():
             return {"cut": [answer.first_step_id, answer.last_step_id]}
-        case [Sequence(), *_]:
+        case [Sequence() | MovedSequence(), *_]:
             return {"count": len(answer)}
         case int():
             return {"count": answer}
@@ -92,6 +94,9 @@ def _outcome(answer: Any) -> Any:
             return {"ended": _ends([answer])}
         case [Finished(), *_]:
             return {"ended": _ends(answer)}
+        case PullOrders():
+            pulls = [[one.transfer_id, one.block_ids, one.source_block_ids] for one in answer.pulls]
+            return {"pulls": pulls, "cancelled": list(answer.cancelled_ids)}
         case TransferOrders():
             return _transfers(answer)
     return None
@@ -131,8 +136,8 @@ def masked(call: Call, mask: Mask) -> Iterator[Call]:
             yield Call("now_s", (request.arrival_s,))
         case Call("add" | "reserve", (Request() as request, *more)):
             yield Call(call.name, (mask.request(request), *more), None, call.refused)
-        case Call("migrate_in", (Sequence() as sequence,)):
-            yield Call("migrate_in", (mask.sequence(sequence),))
+        case Call("migrate_in", (Sequence() as sequence, *more)):
+            yield Call("migrate_in", (mask.sequence(sequence), *more))
         case Call("end_session", (session_id, cache_salt)):
             yield Call("end_session", (mask.name(session_id), mask.name(cache_salt)))
         case Call("schedule", (limit, drafts), answer):

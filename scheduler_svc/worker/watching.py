@@ -46,7 +46,7 @@ async def watch_over(
 
 
 def is_drained(core: Scheduler) -> bool:
-    """True if no sequence runs, or has run and waits to go on here."""
-    if core.num_running or core.num_in_flight or core.is_cutting:
+    """True if no sequence runs, or has run and waits to go on here, and no KV is read here."""
+    if core.num_running or core.num_in_flight or core.is_cutting or core.peer_moves.num_lent:
         return False
     return not any(sequence.has_run for sequence in core.live())

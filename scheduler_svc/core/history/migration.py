@@ -5,10 +5,22 @@ been preempted there. One that is drained is closed: those that wait migrate, an
 finish. A sequence moves with its request, tokens, limits and timeline.
 """
 
+from dataclasses import dataclass
+
+from scheduler_svc.core.kv.pulls import LentBlocks
 from scheduler_svc.core.queue.deadlines import Deadlines
 from scheduler_svc.core.request.sequence import Sequence, Status
 from scheduler_svc.core.request.timeline import Phase
+from scheduler_svc.core.step.peer_moves import begin_pull
 from scheduler_svc.core.step.state import SchedulerState
+
+
+@dataclass(frozen=True, slots=True)
+class MovedSequence:
+    """A sequence that has left with its KV, which is in blocks that are lent to it."""
+
+    sequence: Sequence
+    lent: LentBlocks
 
 
 class Migration:
@@ -54,10 +66,11 @@ class Migration:
         One that a step in flight may still bring something stays.
         """
         state, leaving = self._state, list[Sequence]()
-        staying = [sequence for sequence in state.waiting if self._awaits_a_step(sequence)]
+        moving = state.loans.sequences
+        staying = [s for s in state.waiting if self._awaits_a_step(s) and s not in moving]
         while (sequence := state.waiting.take()) is not None:
             leaving.append(sequence)
-        leaving += state.waiting.take_held()
+        leaving += state.waiting.take_held(moving)
         if state.transfers is not None:
             state.transfers.cancel_fetches(())
         for sequence in reversed(staying):
@@ -68,6 +81,29 @@ class Migration:
         self._deadlines.restart(self._live.values())
         self.num_migrated_out += len(leaving)
         return leaving
+
+    def migrate_moved(self, source: str) -> list[MovedSequence]:
+        """Removes and returns the sequences that leave with their KV, once that is computed.
+
+        Their blocks stay lent, by this group under the name `source`.
+        """
+        state, moved = self._state, list[MovedSequence]()
+        for leaving in state.loans.due(state.acked_step):
+            sequence, is_private = leaving.sequence, leaving.sequence.is_private
+            # Granted steps that were taken back counted as computed when it left its slot.
+            num_tokens = min(leaving.num_computed, len(sequence.token_ids) - 1)
+            num_blocks = -(-num_tokens // state.config.block_size)
+            block_ids = leaving.block_ids[:num_blocks]
+            state.loans.left(leaving.loan_id)
+            state.waiting.take_awaiting(sequence)
+            self._let_go(sequence)
+            sequence.is_private = is_private  # for its KV goes along
+            lent = LentBlocks(source, leaving.loan_id, block_ids, num_tokens)
+            moved.append(MovedSequence(sequence, lent))
+        if moved:
+            self._deadlines.restart(self._live.values())
+            self.num_migrated_out += len(moved)
+        return moved
 
     def _awaits_a_step(self, sequence: Sequence) -> bool:
         awaits_reports = (
@@ -95,10 +131,11 @@ class Migration:
         fits = fits and config.requirements_problem(sequence.request.requirements) is None
         return fits and sequence.request.request_id not in self._live
 
-    def migrate_in(self, sequence: Sequence) -> None:
+    def migrate_in(self, sequence: Sequence, lent: LentBlocks | None = None) -> None:
         """Adds a sequence that migrates here from another scheduler.
 
-        A sequence that has run goes to the front of the queue; a new one to the end.
+        A sequence that has run goes to the front of the queue, a new one to the end; with blocks
+        that are lent to it, once their content was pulled, if there is room for that.
         """
         state, has_run = self._state, sequence.has_run
         sequence.status = Status.PREEMPTED if has_run else Status.WAITING
@@ -114,5 +151,6 @@ class Migration:
         if state.is_worker_away:
             phase = Phase.WORKER_AWAY
         sequence.timeline.enter(phase, state.now_s)
-        state.enqueue(sequence)
+        if lent is None or not begin_pull(state, sequence, lent):
+            state.enqueue(sequence)
         self.num_migrated_in += 1

@@ -31,7 +31,8 @@ class WaitingQueue:
     def __init__(self, order: Order, requirements: RequirementWaits) -> None:
         self.order = order
         self.requirements = requirements
-        self.fetching: dict[Sequence, int] = {}  # those that wait for KV, to the transfer of each
+        # Those that wait for KV, to the transfer of each, or to leave with their own, to the loan.
+        self.fetching: dict[Sequence, int] = {}
         self._total = Load()
         self.num_preempted = 0  # of the sequences, those that have lost a slot
         self._by_tenant: dict[str, Load] = {}
@@ -108,9 +109,14 @@ class WaitingQueue:
         del self.fetching[sequence]
         sequence.status = Status.PREEMPTED if sequence.has_run else Status.WAITING
 
-    def take_held(self) -> list[Sequence]:
-        """Removes and returns the sequences that wait for their requirements, or for KV."""
-        held = [*self.requirements, *self.fetching]
+    def take_awaiting(self, sequence: Sequence) -> None:
+        """Removes a sequence that waits for KV, or to leave with its own."""
+        self._stop_fetching(sequence)
+        self._count(sequence, -1)
+
+    def take_held(self, staying: Collection[Sequence] = ()) -> list[Sequence]:
+        """Removes and returns those that wait for their requirements, or for KV, but for some."""
+        held = [*self.requirements, *(one for one in self.fetching if one not in staying)]
         for sequence in held:
             if sequence in self.fetching:
                 self._stop_fetching(sequence)

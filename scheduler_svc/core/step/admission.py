@@ -231,6 +231,8 @@ class Admission:
         # Shared blocks without a holder leave the free queue as well.
         num_taken = sum(num_new) + state.pool.num_free_among(start.all_shared)
         short = num_taken + self._rest_of_prompt(sequence, start, chunk) - num_free
+        if short > 0 and not state.running.sequences and state.pulls.drop_arrived(sequence):
+            return self._try_to_enter(draft, sequence)
         if short > 0:
             self._blocked[number] = num_free, short
             return _Outcome.NO_ROOM
@@ -297,7 +299,8 @@ class Admission:
         if config.keeps_pictures_whole:
             chunk = whole_chunk(sequence.request.extras, start.num_computed, chunk, budget)
         end, first = start.num_computed + chunk, self._groups[0]
-        needs = [-(-end // first.block_size) - start.num_null - len(start.shared)]
+        num_had = start.num_null + len(start.shared) + len(start.given)
+        needs = [-(-end // first.block_size) - num_had]
         for group, table in zip(self._groups[1:], start.more, strict=True):
             needs.append(-(-end // group.block_size) - table.num_null - len(table.shared))
         return chunk, needs

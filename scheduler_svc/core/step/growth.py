@@ -147,6 +147,8 @@ class Growth:
         while need > state.pool.num_free:
             if need <= state.num_coming_blocks:
                 return False  # enough blocks will be free soon: this row skips the step
+            if state.pulls.drop_arrived():
+                continue
             if self._may_slide(running):
                 return False
             state.preempt(running.pop())

@@ -10,6 +10,7 @@ from dataclasses import replace
 from scheduler_svc.core.kv.common_hit import common_hit
 from scheduler_svc.core.kv.host_pool import Swapped
 from scheduler_svc.core.kv.prefix_cache import PrefixCache
+from scheduler_svc.core.kv.pulls import Arrived
 from scheduler_svc.core.kv.state_snapshots import StateSnapshots
 from scheduler_svc.core.request.config import SchedulerConfig
 from scheduler_svc.core.request.sequence import Sequence, Status
@@ -38,6 +39,9 @@ class Reuse:
         swapped = self._state.host.find(sequence)
         if swapped is not None:
             start = self._swapped(sequence, swapped, start)
+        arrived = self._state.pulls.find(sequence)
+        if arrived is not None:
+            start = self._arrived(sequence, arrived, start)
         if sequence.request.fork_group:
             return self._forked(sequence, start, entered)
         return start
@@ -95,6 +99,14 @@ class Reuse:
             end = -(-num_computed // group.block_size) - stored.num_null
             tables.append(TableStart(num_null, shared, stored.host_blocks[begin:end]))
         return Start.of(num_computed, tables)
+
+    def _arrived(self, sequence: Sequence, arrived: Arrived, cached: Start) -> Start:
+        """The start after what was pulled from another group, if that is further."""
+        num_computed = min(arrived.num_tokens, sequence.num_skippable)
+        num_given = -(-num_computed // self._config.block_size) - len(arrived.shared)
+        if num_computed <= cached.num_computed or num_given < 1:
+            return cached
+        return Start(num_computed, shared=arrived.shared, given=arrived.given[:num_given])
 
     def _forked(
         self, sequence: Sequence, start: Start, entered: list[EnteringSequence]

@@ -13,14 +13,15 @@ class TableStart:
     shared: list[int] = field(default_factory=list)
     host_blocks: list[int] = field(default_factory=list)
     copied_from: int | None = None
+    given: list[int] = field(default_factory=list)  # the sequence's own already
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
     """KV that an admitted sequence need not compute.
 
-    Its block table lists null blocks, shared blocks, and new ones. The host blocks are copied into
-    the first of the new ones, or the beginning of `copied_from` into the very first.
+    Its block table lists null blocks, shared blocks, given ones, and new ones. The host blocks are
+    copied into the first of the new ones, or the beginning of `copied_from` into the very first.
     """
 
     num_computed: int = 0  # tokens with KV before the step computes
@@ -32,6 +33,7 @@ class Start:
     more: tuple[TableStart, ...] = ()  # of the groups after group 0
     snapshot: int | None = None  # of the states after the computed tokens; None: zeros
     num_matched: int = 0  # tokens whose KV is cached, of a sequence with states
+    given: list[int] = field(default_factory=list)  # after the shared ones, its own already
 
     @classmethod
     def of(

@@ -16,7 +16,9 @@ from scheduler_svc.core.kv.block_table import BlockTable, TableRow
 from scheduler_svc.core.kv.cache_changes import CacheChanges
 from scheduler_svc.core.kv.chain import Chain
 from scheduler_svc.core.kv.host_pool import HostPool
+from scheduler_svc.core.kv.loans import Loans
 from scheduler_svc.core.kv.prefix_cache import NULL_BLOCK
+from scheduler_svc.core.kv.pulls import LentBlocks, PullCounts, Pulls
 from scheduler_svc.core.kv.session_pool import SessionPool
 from scheduler_svc.core.kv.slots import RunningSet, SlotTable
 from scheduler_svc.core.kv.state_snapshots import StateSnapshots
@@ -80,6 +82,7 @@ class SchedulerState:
         self.num_swapped_out = 0  # blocks
         self.num_swapped_in = 0
         self.transfer_counts = TransferCounts()
+        self.pull_counts = PullCounts()
         self.now_s = 0.0  # latest time reported by the shell
         self.acked_step = 0
         self._num_evictions_before = 0  # of earlier workers' pools
@@ -90,6 +93,7 @@ class SchedulerState:
         self.is_worker_away = False
         self.is_closed = False  # no sequence enters that has not run
         self._next_number = 0
+        self.ended_loans: list[LentBlocks] = []  # of other groups, to be given back
         self.clear(WorkerRoom.of(config))
 
     def clear(self, room: WorkerRoom, tier: Tier | None = None) -> None:
@@ -111,6 +115,9 @@ class SchedulerState:
             if tier is None or tier.num_blocks != room.num_tier_blocks:
                 tier = Tier(room.num_tier_blocks, self.config.block_size)
             self.transfers = KvTransfers(self.pool, tier, self.transfer_counts)
+        ids, counts = self.transfer_counts, self.pull_counts
+        self.pulls = Pulls(self.pool, self.config.block_size, ids, counts, self.ended_loans)
+        self.loans = Loans(self.pool)
         self.running = RunningSet(())
         self.free_slots = list(reversed(range(self.config.max_num_seqs)))
         self.freed_slots: list[int] = []  # since the last plan, to be reported to the worker
@@ -215,6 +222,7 @@ class SchedulerState:
     def num_coming_blocks(self) -> int:
         """Number of blocks that are free, or will be once steps and transfers are done."""
         num_transferred = 0 if self.transfers is None else self.transfers.num_held
+        num_transferred += self.pulls.num_coming
         return self.pool.num_free + self.num_fenced_blocks + num_transferred
 
     @property
@@ -252,11 +260,12 @@ class SchedulerState:
             table = start.more[group - 1] if group else start
             new_blocks = self.pool.take(num_new)
             self._fill(table, new_blocks)
-            block_ids = [NULL_BLOCK] * table.num_null + table.shared + new_blocks
-            num_known = len(block_ids) - num_new
-            num_sealed = num_known if self.config.enable_prefix_caching else 0
+            known = [NULL_BLOCK] * table.num_null + table.shared
+            block_ids = known + table.given + new_blocks
+            num_sealed = len(known) if self.config.enable_prefix_caching else 0
             rows.append(TableRow(block_ids, table.num_null, num_sealed))
         self.host.release(sequence)
+        self.pulls.enter(sequence, start.given)
         if self.transfers is not None:
             self.transfers.num_tries.pop(sequence, None)
         slot = self.free_slots.pop()
@@ -400,7 +409,7 @@ class SchedulerState:
         Running sequences keep their blocks, swapped ones their copy. Returns the number of blocks
         forgotten.
         """
-        for sequence in self.host.sequences:
+        for sequence in (*self.host.sequences, *self.pulls.sequences, *self.loans.sequences):
             sequence.is_private = True
         for sequence in self.running.sequences:
             assert sequence.slot is not None
@@ -469,8 +478,16 @@ class SchedulerState:
             if self.sessions is not None:
                 self._expect(self.sessions, sequence)
 
+    def await_move(self, sequence: Sequence, loan_id: int) -> None:
+        """Lets a sequence that has lost its slot wait until it can leave with its blocks."""
+        self.await_kv(sequence, loan_id)
+        if self.sessions is not None:
+            self._expect(self.sessions, sequence)
+
     def stop_fetching(self, sequence: Sequence, *, was_awaited: bool) -> None:
         """Forgets a sequence that has left the queue; cancels what only it awaited, if it did."""
+        self.pulls.drop(sequence)
+        self.loans.drop(sequence)
         if self.transfers is not None:
             self.transfers.num_tries.pop(sequence, None)
             if was_awaited:
@@ -493,6 +510,7 @@ class SchedulerState:
             self.table.leave(sequence.slot, Status.PREEMPTED)
             self.enqueue(sequence)
         self.requirements.worker_lost()
+        self.pulls.end_all()
         tier = None
         if keeps_tier and self.transfers is not None:
             tier = self.transfers.end_all()

@@ -48,7 +48,7 @@ def _may_wait(
     """True if a sequence may wait for KV that begins where its start ends."""
     if sequence.is_private or sequence.is_suspect:
         return False
-    if start.sibling is not None or start.host_blocks:
+    if start.sibling is not None or start.host_blocks or start.given:
         return False  # it has its KV from elsewhere
     # A copy that the next step makes may read a block that is free by now.
     return transfers.num_tries.get(sequence, 0) < MAX_TRIES and not state.has_moves

@@ -7,10 +7,12 @@ import pytest
 
 from scheduler_svc.core import CachePolicy, Refused, Scheduler
 from scheduler_svc.core.history.migration import Migration
+from scheduler_svc.core.step.peer_moves import PeerMoves
 from scheduler_svc.core.step.transfers import Transfers
 from scheduler_svc.journal.calls import EVENTS, PARTS, QUESTIONS, TappedScheduler
 from tests.scheduler_svc.core.builders import SMALL, make_request
 
+KINDS = Scheduler, Migration, Transfers, PeerMoves
 Told = list[tuple[str, tuple[Any, ...]]]
 
 
@@ -24,7 +26,7 @@ def tapped(**limits: object) -> tuple[TappedScheduler, Told]:
 
 
 def test_everything_that_a_scheduler_offers_is_an_event_or_a_question() -> None:
-    offered = {name for kind in (Scheduler, Migration, Transfers) for name in dir(kind)}
+    offered = {name for kind in KINDS for name in dir(kind)}
     assert {name for name in offered if not name.startswith("_")} == EVENTS | QUESTIONS
     assert not EVENTS & QUESTIONS
     attributes = {name for name in vars(Scheduler(SMALL)) if not name.startswith(("_", "num_"))}
@@ -33,7 +35,7 @@ def test_everything_that_a_scheduler_offers_is_an_event_or_a_question() -> None:
 
 def test_every_event_is_told_by_an_override_of_its_own() -> None:
     scheduler, _ = tapped()
-    parts = scheduler, scheduler.migration, scheduler.transfers
+    parts = scheduler, scheduler.migration, scheduler.transfers, scheduler.peer_moves
     overridden = set().union(*(vars(type(part)) for part in parts))
     assert overridden >= EVENTS
 
