@@ -24,6 +24,7 @@ from scheduler_svc.core import (
     StepResult,
     TransferOrders,
 )
+from scheduler_svc.core.kv.tier import TierName
 from scheduler_svc.core.request.fault import blaming
 from scheduler_svc.core.request.requirement import Requirements, adapter_requirement
 from scheduler_svc.core.step.plan import WorkerDraft
@@ -35,6 +36,7 @@ from wire.logprobs import LogprobColumns
 from wire.prompt_outputs import PromptOutput
 from wire.state_hash import StateHashes
 from wire.tracing.context import TraceContext
+from wire.versions import DISK_TIER, HOST_TIER
 
 FINISH_REASONS = {
     FinishReason.STOP: types_pb2.FINISH_REASON_STOP,
@@ -47,6 +49,7 @@ FINISH_REASONS = {
 }
 
 
+_TIERS = {TierName.HOST: HOST_TIER, TierName.DISK: DISK_TIER}
 NO_TRACES: Mapping[str, TraceContext] = {}
 
 # A new request, submitted over a session or as a Generate call.
@@ -324,14 +327,18 @@ def to_preparations(
     return frames + pictures  # last, since what is dropped makes room
 
 
-def to_transfers(orders: TransferOrders, tier: str) -> list[worker_pb2.AttachRequest]:
-    """Transfers to begin and to end, as the worker's frames."""
+def to_transfers(orders: TransferOrders) -> list[worker_pb2.AttachRequest]:
+    """Contents to drop, and transfers to begin and to end, as the worker's frames."""
     frames = []
+    if (drops := orders.drops) is not None:
+        drop = worker_pb2.DropBlocks(tier=DISK_TIER, keys=pack(drops.keys, UINT64))
+        drop.all = drops.is_all
+        frames.append(worker_pb2.AttachRequest(drop=drop))
     for transfer in orders.fetches:
-        frames.append(worker_pb2.AttachRequest(fetch=worker_pb2.FetchBlocks(tier=tier)))
+        frames.append(worker_pb2.AttachRequest(fetch=worker_pb2.FetchBlocks()))
         _fill_transfer(frames[-1].fetch, transfer)
     for transfer in orders.stores:
-        frames.append(worker_pb2.AttachRequest(store=worker_pb2.StoreBlocks(tier=tier)))
+        frames.append(worker_pb2.AttachRequest(store=worker_pb2.StoreBlocks()))
         _fill_transfer(frames[-1].store, transfer)
     if orders.cancelled_ids:
         cancel = worker_pb2.CancelTransfers(transfer_ids=orders.cancelled_ids)
@@ -362,9 +369,13 @@ def _fill_transfer(
     message: worker_pb2.FetchBlocks | worker_pb2.StoreBlocks, transfer: BlockTransfer
 ) -> None:
     message.transfer_id = transfer.transfer_id
+    message.tier = _TIERS[transfer.tier]
     message.block_ids = pack(transfer.block_ids)
-    message.tier_block_ids = pack(transfer.tier_blocks)
     message.keys = pack(transfer.keys, UINT64)
+    if transfer.tier is TierName.HOST:
+        message.tier_block_ids = pack(transfer.tier_blocks)
+    else:  # the numbers are the core's own
+        message.contents = b"".join(transfer.contents)
 
 
 def to_logprobs(output: worker_pb2.ModelRunnerOutput) -> LogprobColumns | None:

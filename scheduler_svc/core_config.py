@@ -7,8 +7,10 @@ from scheduler_svc.config import ServiceConfig
 from scheduler_svc.core import KvGroup, RequirementKind, SchedulerConfig
 from scheduler_svc.worker.served import WrongWorker
 from wire.versions import (
+    DISK_TIER,
     HOST_TIER,
     MINOR_WITH_ADAPTERS,
+    MINOR_WITH_DISK,
     MINOR_WITH_KV_GROUPS,
     MINOR_WITH_PEERS,
     MINOR_WITH_TIERS,
@@ -18,6 +20,7 @@ _KNOWN_KINDS = (
     worker_pb2.KV_GROUP_KIND_UNSPECIFIED,
     worker_pb2.KV_GROUP_KIND_KEYS_AND_VALUES,
 )
+_TIERS = {HOST_TIER: MINOR_WITH_TIERS, DISK_TIER: MINOR_WITH_DISK}  # to the first minor version
 _PREPARED = {
     RequirementKind.GRAMMAR: "grammars",
     RequirementKind.ADAPTER: "adapters",
@@ -44,7 +47,8 @@ def core_config(config: ServiceConfig, worker: worker_pb2.WorkerDescription) -> 
         num_state_snapshots=worker.num_state_snapshots if worker.has_states else 0,
         preemption=config.preemption,
         num_host_blocks=worker.num_host_blocks,
-        num_tier_blocks=num_tier_blocks(worker),
+        num_tier_blocks=tier_of(worker, HOST_TIER).num_blocks,
+        num_disk_blocks=tier_of(worker, DISK_TIER).num_blocks,
         hash_namespace=_namespace(worker),
         policy=config.policy,
         cache_policy=config.cache_policy,
@@ -78,16 +82,6 @@ def check_successor(before: SchedulerConfig, worker: worker_pb2.WorkerDescriptio
             raise WrongWorker(f"it does not prepare {_PREPARED[kind]}, unlike the worker before it")
 
 
-def num_tier_blocks(worker: worker_pb2.WorkerDescription) -> int:
-    """Blocks of the worker's tier in host memory; 0: none that it and this scheduler both know."""
-    return _host_tier(worker).num_blocks
-
-
-def tier_bytes_per_block(worker: worker_pb2.WorkerDescription) -> int:
-    """Bytes of a block of that tier; 0 where there is none."""
-    return _host_tier(worker).bytes_per_block
-
-
 @dataclass(frozen=True, slots=True)
 class PeerFacts:
     """The facts that workers need to pull blocks from one of them."""
@@ -105,10 +99,11 @@ def peer_facts(worker: worker_pb2.WorkerDescription) -> PeerFacts | None:
     return PeerFacts(worker.incarnation, worker.kv_layout_hash, handles)
 
 
-def _host_tier(worker: worker_pb2.WorkerDescription) -> worker_pb2.KvTier:
-    if worker.protocol_minor < MINOR_WITH_TIERS or worker.has_states or _kv_groups(worker):
+def tier_of(worker: worker_pb2.WorkerDescription, name: str) -> worker_pb2.KvTier:
+    """The worker's tier of this name; one without blocks where not both sides know it."""
+    if worker.protocol_minor < _TIERS[name] or worker.has_states or _kv_groups(worker):
         return worker_pb2.KvTier()
-    known = (tier for tier in worker.tiers if tier.name == HOST_TIER)
+    known = (tier for tier in worker.tiers if tier.name == name)
     return next(known, worker_pb2.KvTier())
 
 

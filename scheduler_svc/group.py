@@ -23,9 +23,8 @@ from scheduler_svc.core_config import (
     PeerFacts,
     check_successor,
     core_config,
-    num_tier_blocks,
     peer_facts,
-    tier_bytes_per_block,
+    tier_of,
 )
 from scheduler_svc.explain.trace import Trace
 from scheduler_svc.journal.recorder import Recorder
@@ -52,6 +51,7 @@ from scheduler_svc.worker.verdict import LossVerdict
 from scheduler_svc.worker.watching import is_drained, watch_over
 from wire.adapters import AdapterSource
 from wire.deaths import PeerLoss
+from wire.versions import DISK_TIER, HOST_TIER
 
 logger = logging.getLogger(__name__)
 
@@ -99,7 +99,7 @@ class WorkerGroup:
         self.state_check: StateCheck | None = None  # of the current stream
         # Reported by its worker.
         self.attention_backend = self.all_reduce = self.device = self.kv_cache_dtype = ""
-        self.tier_bytes_per_block = 0
+        self.tiers = worker_pb2.KvTier(), worker_pb2.KvTier()  # in host memory, and on disk
         self.source = "--worker"  # where its address comes from
         self.why_drained = ""  # it gets no new requests; empty: it does
         self.is_dismissed = False  # it is not attached again
@@ -337,8 +337,8 @@ class WorkerGroup:
         self.attention_backend, self.all_reduce = worker.attention_backend, worker.all_reduce
         self.device, self.kv_cache_dtype = worker.device, worker.kv_dtype
         self._adapters.hear(map(AdapterSource.from_message, worker.adapters), self.address)
-        self.tier_bytes_per_block = tier_bytes_per_block(worker)
         self.kv = peer_facts(worker)
+        host, disk = self.tiers = tier_of(worker, HOST_TIER), tier_of(worker, DISK_TIER)
         if self.core is None:
             limits, options = core_config(self._config, worker), self._config.record
             made = make_core(limits, worker, self.address, options)
@@ -357,8 +357,9 @@ class WorkerGroup:
             worker.num_blocks,
             worker.num_host_blocks,
             num_state_snapshots=worker.num_state_snapshots,
-            num_tier_blocks=num_tier_blocks(worker),
+            num_tier_blocks=host.num_blocks,
             keeps_tier=is_same,
+            num_disk_blocks=disk.num_blocks,
         )
         message = f"the new worker's KV cache of {worker.num_blocks} blocks is too small for it"
         self._clients.tell_ends(self.core.fail(self.core.misfits(), message))
@@ -388,8 +389,10 @@ class WorkerGroup:
     async def _step_by_step(self, link: WorkerLink, core: Scheduler) -> None:
         plain = Stepping(self._config, core, link, self._clients, self.trace, self.pace)
         self.state_check = plain.state_check
-        if core.transfers.num_tier_blocks or self.kv is not None:
-            plain.transfers = TransferTraffic(core, link, self.wake, self._peer_of)
+        has_tier = core.transfers.num_tier_blocks or core.transfers.num_disk_blocks
+        if has_tier or self.kv is not None:
+            s_per_token = partial(getattr, self.pace, "s_per_token")
+            plain.transfers = TransferTraffic(core, link, self.wake, self._peer_of, s_per_token)
         link.on_prepared = partial(self._on_prepared, core)
         link.on_draining = partial(self.drain, "the worker is shutting down")
         while True:

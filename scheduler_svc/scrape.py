@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from scheduler_svc.core import Scheduler
+from scheduler_svc.core.kv.tier import TierCounts
 from scheduler_svc.engine import Engine
 from scheduler_svc.group import WorkerGroup
 from scheduler_svc.metrics import declared
@@ -38,6 +39,41 @@ class _OfCore:
     name: str
     text: str
     of: Callable[[Scheduler], float]
+
+
+def _of_tier(
+    name: str,
+    text: str,
+    sizes: tuple[Callable[[Scheduler], int], Callable[[Scheduler], int]],
+    counts: Callable[[Scheduler], TierCounts],
+) -> tuple[_OfCore, ...]:
+    """The numbers of one tier; `sizes` are its blocks, and those that hold something."""
+    return (
+        _OfCore(f"{name}_blocks", text, sizes[0]),
+        _OfCore(
+            f"{name}_cached_blocks", "Of these, blocks in which a prefix can be found.", sizes[1]
+        ),
+        _OfCore(
+            f"{name}_fetched_blocks_total",
+            "Blocks that came from there: hits of the tier.",
+            lambda c: counts(c).num_fetched,
+        ),
+        _OfCore(
+            f"{name}_not_fetched_blocks_total",
+            "Blocks that were to come, and were computed: the copy was late or failed.",
+            lambda c: counts(c).num_not_fetched,
+        ),
+        _OfCore(
+            f"{name}_stored_blocks_total",
+            "Blocks stored there.",
+            lambda c: counts(c).num_stored,
+        ),
+        _OfCore(
+            f"{name}_not_stored_blocks_total",
+            "Blocks dropped: too many were on their way there, or the copy failed.",
+            lambda c: counts(c).num_not_stored,
+        ),
+    )
 
 
 _OF_CORES = (
@@ -92,33 +128,17 @@ _OF_CORES = (
         "Of these, blocks that hold nothing.",
         lambda c: c.view.num_free_host_blocks,
     ),
-    _OfCore(
-        "tier_blocks",
+    *_of_tier(
+        "tier",
         "Blocks of host memory for what prompts have computed.",
-        lambda c: c.transfers.num_tier_blocks,
+        (lambda c: c.transfers.num_tier_blocks, lambda c: c.transfers.num_held_tier_blocks),
+        lambda c: c.transfers.counts,
     ),
-    _OfCore(
-        "tier_cached_blocks",
-        "Of these, blocks in which a prefix can be found.",
-        lambda c: c.transfers.num_held_tier_blocks,
-    ),
-    _OfCore(
-        "tier_fetched_blocks_total",
-        "Blocks that came from there: hits of the tier.",
-        lambda c: c.transfers.counts.num_fetched,
-    ),
-    _OfCore(
-        "tier_not_fetched_blocks_total",
-        "Blocks that were to come, and were computed: the copy was late or failed.",
-        lambda c: c.transfers.counts.num_not_fetched,
-    ),
-    _OfCore(
-        "tier_stored_blocks_total", "Blocks stored there.", lambda c: c.transfers.counts.num_stored
-    ),
-    _OfCore(
-        "tier_not_stored_blocks_total",
-        "Blocks dropped: too many were on their way there, or the copy failed.",
-        lambda c: c.transfers.counts.num_not_stored,
+    *_of_tier(
+        "disk_tier",
+        "Blocks of the workers' disks for what prompts have computed.",
+        (lambda c: c.transfers.num_disk_blocks, lambda c: c.transfers.num_held_disk_blocks),
+        lambda c: c.transfers.disk_counts,
     ),
     _OfCore(
         "pulled_blocks_total",
@@ -242,10 +262,6 @@ class SchedulerScrape:
         ready = _group_gauge("worker_ready", "Whether a worker is attached: 1, or 0.")
         epoch = _group_gauge("worker_epoch", "Term under which it is attached.")
         backlog = _group_gauge("backlog_seconds", "Until all its requests would have ended.")
-        tier = _group_gauge("tier_bytes", "Host memory for what prompts have computed, in bytes.")
-        cached = _group_gauge(
-            "tier_cached_bytes", "Of these, bytes in which a prefix can be found."
-        )
         losses = CounterMetricFamily(
             _PREFIX + "worker_losses_total",
             "Times that its worker was lost; each began a recovery.",
@@ -260,17 +276,30 @@ class SchedulerScrape:
             ready.add_metric([group.address], float(group.is_ready))
             epoch.add_metric([group.address], float(group.epoch))
             losses.add_metric([group.address], float(group.num_recoveries))
-            if group.core is not None:
-                transfers, num_bytes = group.core.transfers, group.tier_bytes_per_block
-                sizes = transfers.num_tier_blocks, transfers.num_held_tier_blocks
-                tier.add_metric([group.address], float(sizes[0] * num_bytes))
-                cached.add_metric([group.address], float(sizes[1] * num_bytes))
             num_dropped = 0 if group.publisher is None else group.publisher.num_dropped
             dropped.add_metric([group.address], float(num_dropped))
             backlog_s = _backlog_s(group)
             if backlog_s is not None:
                 backlog.add_metric([group.address], backlog_s)
-        yield from (ready, epoch, backlog, tier, cached, losses, dropped)
+        yield from (ready, epoch, backlog, losses, dropped, *self._tier_bytes())
+
+    def _tier_bytes(self) -> Iterator[Metric]:
+        of = "for what prompts have computed, in bytes."
+        found = "Of these, bytes in which a prefix can be found."
+        host = _group_gauge("tier_bytes", f"Host memory {of}")
+        held_in_host = _group_gauge("tier_cached_bytes", found)
+        disk = _group_gauge("disk_tier_bytes", f"Disk {of}")
+        held_on_disk = _group_gauge("disk_tier_cached_bytes", found)
+        for group in self._engine.groups:
+            if group.core is None:
+                continue
+            transfers, name = group.core.transfers, [group.address]
+            in_host, on_disk = (tier.bytes_per_block for tier in group.tiers)
+            host.add_metric(name, float(transfers.num_tier_blocks * in_host))
+            held_in_host.add_metric(name, float(transfers.num_held_tier_blocks * in_host))
+            disk.add_metric(name, float(transfers.num_disk_blocks * on_disk))
+            held_on_disk.add_metric(name, float(transfers.num_held_disk_blocks * on_disk))
+        yield from (host, held_in_host, disk, held_on_disk)
 
     def _as_vllm(self, counts: SchedulerCounts, totals: list[float]) -> Iterator[Metric]:
         model = self._engine.model

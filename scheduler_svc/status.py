@@ -24,6 +24,8 @@ _SUMS: dict[str, Callable[[Scheduler], int]] = {
     "num_cached_blocks": lambda core: core.view.num_cached_blocks,
     "num_tier_blocks": lambda core: core.transfers.num_tier_blocks,
     "num_tier_cached_blocks": lambda core: core.transfers.num_held_tier_blocks,
+    "num_disk_blocks": lambda core: core.transfers.num_disk_blocks,
+    "num_disk_cached_blocks": lambda core: core.transfers.num_held_disk_blocks,
     "num_host_blocks": lambda core: core.view.num_host_blocks,
     "num_free_host_blocks": lambda core: core.view.num_free_host_blocks,
     "max_num_seqs": lambda core: core.config.max_num_seqs,

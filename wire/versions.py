@@ -10,7 +10,7 @@ from collections.abc import Sequence
 STEP_MAJOR = 2  # of the step stream, between scheduler and worker: Hello.protocol_version
 # Hello.protocol_minor, WorkerDescription.protocol_minor. From 2 on frames are sealed, and a row can
 # be refused alone, which an earlier scheduler reads as a row that failed.
-STEP_MINOR = 7
+STEP_MINOR = 8
 MINOR_WITH_DRAIN = 1  # from here on heartbeats say that the worker drains
 MINOR_WITH_KV_GROUPS = 3  # from here on a scheduler has a block table for each of kv_groups
 # From here on a scheduler ends the drafts of a row before a snapshot of its states is due.
@@ -19,6 +19,8 @@ HOST_TIER = "host"  # KvTier.name: memory of the worker's host
 MINOR_WITH_TIERS = 5  # from here on blocks are fetched from tiers, and stored there
 MINOR_WITH_ADAPTERS = 6  # from here on adapters are prepared, by PrepareAdapters
 MINOR_WITH_PEERS = 7  # from here on blocks are fetched from other workers
+DISK_TIER = "disk"  # KvTier.name: files of the worker's host
+MINOR_WITH_DISK = 8  # from here on tiers tell what they hold, and are told what to drop
 SESSION_MAJOR = 1  # of the stream between gateway and scheduler: GetStatusResponse.session_version
 
 

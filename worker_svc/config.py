@@ -21,6 +21,7 @@ from wire.identity.options import (
 from wire.logs.setup import LoggingOptions, add_logging_options, take_logging
 from wire.tracing.options import TracingOptions, add_tracing_options, take_tracing
 from worker_svc.adapters.options import AdapterModule, check_modules
+from worker_svc.process.disk_option import DiskTierOption
 from worker_svc.process.failpoints import FAULTS_OF_CUDA, Failpoint
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -114,6 +115,7 @@ class WorkerConfig:
     kv_cache_gib: float | None = None
     host_blocks: int = 0
     host_tier_gib: float = 0.0
+    disk_tier: DiskTierOption | None = None
     kv_transport: tuple[str, ...] = ()
     kv_port: int = 0
     state_snapshots: int | None = None
@@ -251,6 +253,8 @@ def parse(arguments: Sequence[str]) -> WorkerConfig:
             parser.error(f"--{name.replace('_', '-')}: {problem}")
     try:
         options["ignore_weights"] = tuple(options["ignore_weights"])
+        if options["disk_tier"] is not None:
+            options["disk_tier"] = DiskTierOption.parse(options["disk_tier"])
         options["lora_modules"] = tuple(map(AdapterModule.parse, options["lora_modules"]))
         options["failpoints"] = tuple(map(Failpoint.parse, options["failpoints"]))
         options["identity"] = take_identity(options)
@@ -449,20 +453,6 @@ def _add_sizes(parser: argparse.ArgumentParser) -> None:
     )
     add("--max-model-len", int, "maximum tokens of prompt plus output; 0: the model's own limit")
     add("--kv-cache-gib", float, "KV cache on cpu, GiB; None: up to 4 or a quarter of free memory")
-    add("--host-blocks", int, "KV blocks in host memory for preemption by swap; 0: none")
-    add(
-        "--host-tier-gib",
-        float,
-        "GiB of host memory in which prompts' KV is kept after the cache has dropped it; 0: none",
-    )
-    parser.add_argument(
-        "--kv-transport",
-        type=comma_separated,
-        default=(),
-        metavar="NAME,NAME",
-        help="ways by which KV moves between workers: tcp, or a plug-in's",
-    )
-    add("--kv-port", int, "port at which other workers read KV by tcp; 0: any free one")
     add("--picture-cache-mib", int, "MiB in which what the encoder made of pictures is kept")
     add(
         "--state-snapshots",
@@ -476,6 +466,31 @@ def _add_sizes(parser: argparse.ArgumentParser) -> None:
         f"fraction of a cuda device's memory to use, 0 to 1; None: {GPU_MEMORY_UTILIZATION}",
     )
     add("--threads", int, "torch threads per process on cpu; 0: all cores, divided among the ranks")
+    _add_more_kv(parser)
+
+
+def _add_more_kv(parser: argparse.ArgumentParser) -> None:
+    """Adds where KV is kept, or comes from, besides the cache."""
+    add = partial(_add, parser)
+    add("--host-blocks", int, "KV blocks in host memory for preemption by swap; 0: none")
+    add(
+        "--host-tier-gib",
+        float,
+        "GiB of host memory in which prompts' KV is kept after the cache has dropped it; 0: none",
+    )
+    add(
+        "--disk-tier",
+        str,
+        "PATH:GIB, a folder and its room, in which prompts' KV is kept across restarts; None: none",
+    )
+    parser.add_argument(
+        "--kv-transport",
+        type=comma_separated,
+        default=(),
+        metavar="NAME,NAME",
+        help="ways by which KV moves between workers: tcp, or a plug-in's",
+    )
+    add("--kv-port", int, "port at which other workers read KV by tcp; 0: any free one")
 
 
 def _add_adapters(parser: argparse.ArgumentParser) -> None:

@@ -146,9 +146,9 @@ def main(arguments: Sequence[str]) -> int:
         runner = startup.build_runner(config, model, rows_end + num_blocks)
         out.say(f"runner with {options.host_tier_gib} GiB: {time.perf_counter() - begun_s:.1f} s")
         runner.warm_up()
-        if runner.tier is None:
+        if runner.host_tier is None:
             raise RuntimeError("the tier has no room for a block")
-        report(Prefix(runner.tier, num_blocks, rows_end), runner, options, out)
+        report(Prefix(runner.host_tier, num_blocks, rows_end), runner, options, out)
     return 0
 
 

@@ -265,10 +265,15 @@ def _in_type(status: scheduler_pb2.GetStatusResponse) -> str:
 
 
 def _tier(status: scheduler_pb2.GetStatusResponse) -> list[tuple[str, str]]:
-    if not status.num_tier_blocks:
-        return []
-    held = f"{status.num_tier_cached_blocks} of {status.num_tier_blocks} blocks in host memory"
-    return [("host tier", f"{held} hold prompts")]
+    tiers = (
+        ("host tier", status.num_tier_cached_blocks, status.num_tier_blocks, "in host memory"),
+        ("disk tier", status.num_disk_cached_blocks, status.num_disk_blocks, "on disk"),
+    )
+    return [
+        (name, f"{num_held} of {num_blocks} blocks {where} hold prompts")
+        for name, num_held, num_blocks, where in tiers
+        if num_blocks
+    ]
 
 
 def _sessions(status: scheduler_pb2.GetStatusResponse) -> list[tuple[str, str]]:

@@ -102,6 +102,7 @@ OPTIONS: dict[str, tuple[str, ...]] = {
         "kv-cache-gib",
         "host-blocks",
         "host-tier-gib",
+        "disk-tier",
         "kv-transport",
         "kv-port",
         "picture-cache-mib",

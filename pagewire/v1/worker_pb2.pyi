@@ -263,7 +263,7 @@ class UnloadAdapterResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class AttachRequest(_message.Message):
-    __slots__ = ("hello", "step", "cut", "prepare", "fetch", "store", "cancel_transfers", "prepare_adapters", "sequence", "checksum")
+    __slots__ = ("hello", "step", "cut", "prepare", "fetch", "store", "cancel_transfers", "prepare_adapters", "drop", "sequence", "checksum")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     CUT_FIELD_NUMBER: _ClassVar[int]
@@ -272,6 +272,7 @@ class AttachRequest(_message.Message):
     STORE_FIELD_NUMBER: _ClassVar[int]
     CANCEL_TRANSFERS_FIELD_NUMBER: _ClassVar[int]
     PREPARE_ADAPTERS_FIELD_NUMBER: _ClassVar[int]
+    DROP_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     CHECKSUM_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
@@ -282,9 +283,10 @@ class AttachRequest(_message.Message):
     store: StoreBlocks
     cancel_transfers: CancelTransfers
     prepare_adapters: PrepareAdapters
+    drop: DropBlocks
     sequence: int
     checksum: int
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., step: _Optional[_Union[SchedulerOutput, _Mapping]] = ..., cut: _Optional[_Union[Cut, _Mapping]] = ..., prepare: _Optional[_Union[PrepareGrammars, _Mapping]] = ..., fetch: _Optional[_Union[FetchBlocks, _Mapping]] = ..., store: _Optional[_Union[StoreBlocks, _Mapping]] = ..., cancel_transfers: _Optional[_Union[CancelTransfers, _Mapping]] = ..., prepare_adapters: _Optional[_Union[PrepareAdapters, _Mapping]] = ..., sequence: _Optional[int] = ..., checksum: _Optional[int] = ...) -> None: ...
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., step: _Optional[_Union[SchedulerOutput, _Mapping]] = ..., cut: _Optional[_Union[Cut, _Mapping]] = ..., prepare: _Optional[_Union[PrepareGrammars, _Mapping]] = ..., fetch: _Optional[_Union[FetchBlocks, _Mapping]] = ..., store: _Optional[_Union[StoreBlocks, _Mapping]] = ..., cancel_transfers: _Optional[_Union[CancelTransfers, _Mapping]] = ..., prepare_adapters: _Optional[_Union[PrepareAdapters, _Mapping]] = ..., drop: _Optional[_Union[DropBlocks, _Mapping]] = ..., sequence: _Optional[int] = ..., checksum: _Optional[int] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("protocol_version", "epoch", "first_step_id", "heartbeat_interval_ms", "protocol_minor")
@@ -301,7 +303,7 @@ class Hello(_message.Message):
     def __init__(self, protocol_version: _Optional[int] = ..., epoch: _Optional[int] = ..., first_step_id: _Optional[int] = ..., heartbeat_interval_ms: _Optional[int] = ..., protocol_minor: _Optional[int] = ...) -> None: ...
 
 class AttachResponse(_message.Message):
-    __slots__ = ("description", "output", "skipped", "heartbeat", "grammar_prepared", "transfer_done", "adapter_prepared", "sequence", "checksum")
+    __slots__ = ("description", "output", "skipped", "heartbeat", "grammar_prepared", "transfer_done", "adapter_prepared", "tier_contents", "sequence", "checksum")
     DESCRIPTION_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_FIELD_NUMBER: _ClassVar[int]
     SKIPPED_FIELD_NUMBER: _ClassVar[int]
@@ -309,6 +311,7 @@ class AttachResponse(_message.Message):
     GRAMMAR_PREPARED_FIELD_NUMBER: _ClassVar[int]
     TRANSFER_DONE_FIELD_NUMBER: _ClassVar[int]
     ADAPTER_PREPARED_FIELD_NUMBER: _ClassVar[int]
+    TIER_CONTENTS_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     CHECKSUM_FIELD_NUMBER: _ClassVar[int]
     description: WorkerDescription
@@ -318,9 +321,10 @@ class AttachResponse(_message.Message):
     grammar_prepared: GrammarPrepared
     transfer_done: TransferDone
     adapter_prepared: AdapterPrepared
+    tier_contents: TierContents
     sequence: int
     checksum: int
-    def __init__(self, description: _Optional[_Union[WorkerDescription, _Mapping]] = ..., output: _Optional[_Union[ModelRunnerOutput, _Mapping]] = ..., skipped: _Optional[_Union[Skipped, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., grammar_prepared: _Optional[_Union[GrammarPrepared, _Mapping]] = ..., transfer_done: _Optional[_Union[TransferDone, _Mapping]] = ..., adapter_prepared: _Optional[_Union[AdapterPrepared, _Mapping]] = ..., sequence: _Optional[int] = ..., checksum: _Optional[int] = ...) -> None: ...
+    def __init__(self, description: _Optional[_Union[WorkerDescription, _Mapping]] = ..., output: _Optional[_Union[ModelRunnerOutput, _Mapping]] = ..., skipped: _Optional[_Union[Skipped, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., grammar_prepared: _Optional[_Union[GrammarPrepared, _Mapping]] = ..., transfer_done: _Optional[_Union[TransferDone, _Mapping]] = ..., adapter_prepared: _Optional[_Union[AdapterPrepared, _Mapping]] = ..., tier_contents: _Optional[_Union[TierContents, _Mapping]] = ..., sequence: _Optional[int] = ..., checksum: _Optional[int] = ...) -> None: ...
 
 class Cut(_message.Message):
     __slots__ = ("first_step_id", "last_step_id")
@@ -403,7 +407,7 @@ class GrammarPrepared(_message.Message):
     def __init__(self, preparation_id: _Optional[int] = ..., problem: _Optional[str] = ...) -> None: ...
 
 class FetchBlocks(_message.Message):
-    __slots__ = ("transfer_id", "tier", "block_ids", "tier_block_ids", "keys", "peer", "source_block_ids")
+    __slots__ = ("transfer_id", "tier", "block_ids", "tier_block_ids", "keys", "peer", "source_block_ids", "contents")
     TRANSFER_ID_FIELD_NUMBER: _ClassVar[int]
     TIER_FIELD_NUMBER: _ClassVar[int]
     BLOCK_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -411,6 +415,7 @@ class FetchBlocks(_message.Message):
     KEYS_FIELD_NUMBER: _ClassVar[int]
     PEER_FIELD_NUMBER: _ClassVar[int]
     SOURCE_BLOCK_IDS_FIELD_NUMBER: _ClassVar[int]
+    CONTENTS_FIELD_NUMBER: _ClassVar[int]
     transfer_id: int
     tier: str
     block_ids: bytes
@@ -418,7 +423,8 @@ class FetchBlocks(_message.Message):
     keys: bytes
     peer: PeerKv
     source_block_ids: bytes
-    def __init__(self, transfer_id: _Optional[int] = ..., tier: _Optional[str] = ..., block_ids: _Optional[bytes] = ..., tier_block_ids: _Optional[bytes] = ..., keys: _Optional[bytes] = ..., peer: _Optional[_Union[PeerKv, _Mapping]] = ..., source_block_ids: _Optional[bytes] = ...) -> None: ...
+    contents: bytes
+    def __init__(self, transfer_id: _Optional[int] = ..., tier: _Optional[str] = ..., block_ids: _Optional[bytes] = ..., tier_block_ids: _Optional[bytes] = ..., keys: _Optional[bytes] = ..., peer: _Optional[_Union[PeerKv, _Mapping]] = ..., source_block_ids: _Optional[bytes] = ..., contents: _Optional[bytes] = ...) -> None: ...
 
 class PeerKv(_message.Message):
     __slots__ = ("address", "incarnation", "transport", "handle", "server_name")
@@ -435,18 +441,38 @@ class PeerKv(_message.Message):
     def __init__(self, address: _Optional[str] = ..., incarnation: _Optional[int] = ..., transport: _Optional[str] = ..., handle: _Optional[bytes] = ..., server_name: _Optional[str] = ...) -> None: ...
 
 class StoreBlocks(_message.Message):
-    __slots__ = ("transfer_id", "tier", "block_ids", "tier_block_ids", "keys")
+    __slots__ = ("transfer_id", "tier", "block_ids", "tier_block_ids", "keys", "contents")
     TRANSFER_ID_FIELD_NUMBER: _ClassVar[int]
     TIER_FIELD_NUMBER: _ClassVar[int]
     BLOCK_IDS_FIELD_NUMBER: _ClassVar[int]
     TIER_BLOCK_IDS_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
+    CONTENTS_FIELD_NUMBER: _ClassVar[int]
     transfer_id: int
     tier: str
     block_ids: bytes
     tier_block_ids: bytes
     keys: bytes
-    def __init__(self, transfer_id: _Optional[int] = ..., tier: _Optional[str] = ..., block_ids: _Optional[bytes] = ..., tier_block_ids: _Optional[bytes] = ..., keys: _Optional[bytes] = ...) -> None: ...
+    contents: bytes
+    def __init__(self, transfer_id: _Optional[int] = ..., tier: _Optional[str] = ..., block_ids: _Optional[bytes] = ..., tier_block_ids: _Optional[bytes] = ..., keys: _Optional[bytes] = ..., contents: _Optional[bytes] = ...) -> None: ...
+
+class DropBlocks(_message.Message):
+    __slots__ = ("tier", "keys", "all")
+    TIER_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    ALL_FIELD_NUMBER: _ClassVar[int]
+    tier: str
+    keys: bytes
+    all: bool
+    def __init__(self, tier: _Optional[str] = ..., keys: _Optional[bytes] = ..., all: bool = ...) -> None: ...
+
+class TierContents(_message.Message):
+    __slots__ = ("tier", "keys")
+    TIER_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    tier: str
+    keys: bytes
+    def __init__(self, tier: _Optional[str] = ..., keys: _Optional[bytes] = ...) -> None: ...
 
 class CancelTransfers(_message.Message):
     __slots__ = ("transfer_ids",)

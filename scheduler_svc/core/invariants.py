@@ -9,6 +9,8 @@ from scheduler_svc.core import Preemption, Scheduler, Sequence, Status
 from scheduler_svc.core.kv.block_table import MAX_INT32, BlockTable
 from scheduler_svc.core.kv.prefix_cache import PrefixCache
 from scheduler_svc.core.kv.session_pool import SessionPool
+from scheduler_svc.core.kv.tier import Tier
+from scheduler_svc.core.kv.transfers import _InFlight
 from scheduler_svc.core.queue.reservations import LEAD_S
 from scheduler_svc.core.request.block_hash import chain_with
 
@@ -317,23 +319,20 @@ def _check_transfers(scheduler: Scheduler) -> None:
     if transfers is None:
         assert not awaited_ids
         return
-    in_flight, pool = transfers._in_flight, transfers.tier.pool
+    in_flight = transfers._in_flight
     awaited = {in_flight[transfer_id] for transfer_id in awaited_ids}
     assert all(one.is_fetch and not one.is_cancelled for one in awaited), "it waits for nothing"
     fetches = [one for one in in_flight.values() if one.is_fetch]
     assert all(one in awaited or one.is_cancelled for one in fetches), "no sequence awaits it"
     assert transfers.num_held == len(transfers.held)
-    held = Counter(block for one in in_flight.values() for block in one.order.tier_blocks)
-    for block in range(1, pool.num_blocks):
-        assert pool.ref_count(block) == held[block], "a block of the tier is lost or doubled"
+    for tier in transfers.tiers:
+        _check_tier(tier, [one for one in in_flight.values() if one.tier is tier])
     for one in in_flight.values():
         for block_id, block in zip(one.order.block_ids, one.order.tier_blocks, strict=True):
-            found = state.pool.hash_of(block_id) if one.is_fetch else pool.hash_of(block)
+            found = state.pool.hash_of(block_id) if one.is_fetch else one.tier.pool.hash_of(block)
             assert found is None, "found before it is whole"
             assert not one.is_fetch or state.pool.ref_count(block_id) == 1, "filled and used"
         assert one.is_taken != (one.order.transfer_id in transfers._not_taken)
-    stores = [one for one in in_flight.values() if not one.is_fetch]
-    assert transfers._num_storing == sum(len(one.chain) for one in stores)
     going_on = {one.order.transfer_id for one in fetches if not one.is_cancelled}
     assert set(transfers._fetching.values()) <= going_on, "one would await what was cancelled"
     waiting = set(state.waiting)
@@ -360,3 +359,13 @@ def _check_moves(scheduler: Scheduler) -> set[int]:
         assert fetching.get(leaving.sequence) == loan_id, "it does not wait to leave"
         ids.add(loan_id)
     return ids
+
+
+def _check_tier(tier: Tier, in_flight: list[_InFlight]) -> None:
+    """A tier's blocks are free unless one of its transfers holds them."""
+    held = Counter(block for one in in_flight for block in one.order.tier_blocks)
+    for block in range(1, tier.pool.num_blocks):
+        assert tier.pool.ref_count(block) == held[block], "a block of the tier is lost or doubled"
+    stores = [one for one in in_flight if not one.is_fetch]
+    assert tier.num_storing == sum(len(one.chain) for one in stores)
+    assert tier.storing <= {h for one in stores for h in one.chain.hashes}

@@ -365,11 +365,12 @@ class Scheduler:
         num_state_snapshots: int | None = None,
         num_tier_blocks: int | None = None,
         keeps_tier: bool = False,
+        num_disk_blocks: int | None = None,
     ) -> int:
         """Sends running sequences back to the queue, with their tokens: the worker is gone.
 
         Its KV is lost, and results that have not arrived are void. The numbers of blocks and
-        snapshots are those of the new worker, where they differ. What its tier holds is kept while
+        snapshots are those of the new worker, where they differ. What its tiers hold is kept while
         its process may live, and when it has come back. Returns how many sequences were running.
         """
         state = self.internal_state
@@ -389,6 +390,7 @@ class Scheduler:
                 _new_or(num_host_blocks, state.host.num_blocks),
                 _new_or(num_state_snapshots, state.num_state_snapshots),
                 _new_or(num_tier_blocks, self.transfers.num_tier_blocks),
+                _new_or(num_disk_blocks, self.transfers.num_disk_blocks),
             ),
             keeps_tier=keeps_tier,
         )

@@ -18,7 +18,7 @@ _WAITS = {
     Cause.FORK_GROUP: "the first in the queue awaited its prompt from its fork group",
     Cause.TOKEN: "the first in the queue awaited a token in flight",
     Cause.PREPARATION: "the worker prepared what all that waited require, such as grammars",
-    Cause.KV: "blocks of what all that waited had computed before came from the host tier",
+    Cause.KV: "blocks of what all that waited had computed before came from host memory or disk",
     Cause.DRAIN: "the worker group was drained and took nothing new",
     Cause.PREEMPTION: "a running request was preempted, and must not be overtaken",
 }
@@ -108,7 +108,7 @@ def waits_for(core: Scheduler, sequence: Sequence, not_ready: str) -> str:
         kinds = dict.fromkeys(one.kind.value for one in sequence.request.requirements)
         return f"until the worker has prepared its {' and '.join(kinds)}"
     if sequence.status is Status.WAITING_FOR_KV:
-        return "until blocks of its prompt have come from the worker's host tier"
+        return "until blocks of its prompt have come from the worker's host memory or disk"
     num_ahead = 0
     for other in core.view.waiting:
         if other is sequence:

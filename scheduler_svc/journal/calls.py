@@ -25,6 +25,7 @@ from scheduler_svc.core import (
     TransferOrders,
 )
 from scheduler_svc.core.history.migration import Migration, MovedSequence
+from scheduler_svc.core.kv.chain import Keys
 from scheduler_svc.core.kv.pulls import LentBlocks, PullOrders
 from scheduler_svc.core.queue.deadlines import Deadlines
 from scheduler_svc.core.step.grants import Grants
@@ -46,6 +47,7 @@ EVENTS = frozenset(
         "pull_done",
         "source_lost",
         "take_pulls",
+        "ask_disk",
         "close",
         "migrate_in",
         "migrate_waiting",
@@ -56,6 +58,7 @@ EVENTS = frozenset(
         "fail",
         "give_up",
         "grant",
+        "hear_disk",
         "judge_loss",
         "migrate_out",
         "now_s",
@@ -86,6 +89,7 @@ QUESTIONS = frozenset(
         "num_lent",
         "take_ended_loans",  # notes for those outside, on which no plan depends
         "counts",
+        "disk_counts",
         "find",
         "follow_caches",  # notes for those outside, on which no plan depends
         "is_cutting",
@@ -96,6 +100,8 @@ QUESTIONS = frozenset(
         "next_due_s",
         "num_cached_tokens",
         "num_cached_tokens",
+        "num_disk_blocks",
+        "num_held_disk_blocks",
         "num_held_tier_blocks",
         "num_in_flight",
         "num_running",
@@ -106,7 +112,7 @@ QUESTIONS = frozenset(
     )
 )
 
-_TRANSFERS = ("take_transfers", "transfer_done")
+_TRANSFERS = ("ask_disk", "hear_disk", "take_transfers", "transfer_done")
 _MOVES = ("close", "migrate_in", "migrate_moved", "migrate_out", "migrate_waiting", "reopen")
 _PEER_MOVES = ("begin_move", "give_back", "pull_done", "source_lost", "take_pulls")
 
@@ -263,9 +269,11 @@ class TappedScheduler(Scheduler):
         num_state_snapshots: int | None = None,
         num_tier_blocks: int | None = None,
         keeps_tier: bool = False,
+        num_disk_blocks: int | None = None,
     ) -> int:
         worker = num_blocks, num_host_blocks, is_death, num_state_snapshots, num_tier_blocks
-        return self._tell("worker_lost", super().worker_lost, *worker, keeps_tier)
+        tiers = keeps_tier, num_disk_blocks
+        return self._tell("worker_lost", super().worker_lost, *worker, *tiers)
 
     def judge_loss(self, is_death: bool) -> None:
         self._tell("judge_loss", super().judge_loss, is_death)
@@ -328,11 +336,20 @@ class _TappedTransfers(Transfers):
         super().__init__(state)
         self._tell = tell
 
-    def take_transfers(self, s_per_block: float = 0.0) -> TransferOrders | None:
+    def take_transfers(
+        self, s_per_block: float = 0.0, s_per_disk_block: float = 0.0
+    ) -> TransferOrders | None:
+        took_s = s_per_block, s_per_disk_block
         orders: TransferOrders | None = self._tell(
-            "take_transfers", super().take_transfers, s_per_block
+            "take_transfers", super().take_transfers, *took_s
         )
         return orders
+
+    def ask_disk(self, is_asked: bool) -> None:
+        self._tell("ask_disk", super().ask_disk, is_asked)
+
+    def hear_disk(self, keys: Keys) -> None:
+        self._tell("hear_disk", super().hear_disk, keys)
 
     def transfer_done(self, transfer_id: int, num_blocks: int) -> None:
         self._tell("transfer_done", super().transfer_done, transfer_id, num_blocks)

@@ -90,6 +90,8 @@ class WorkerLink:
         self.on_prepared: Callable[[Prepared], None] = lambda _: None
         # Receives the ends of transfers, which may come at any time, too.
         self.on_transfer_done: Callable[[worker_pb2.TransferDone], None] = lambda _: None
+        # Receives what a tier holds that is older than its process, in any number of messages.
+        self.on_tier_contents: Callable[[worker_pb2.TierContents], None] = lambda _: None
         # For how long a transfer that was cancelled is not answered, after so many seconds more.
         self.s_since_cancel: Callable[[float], float] = lambda _: 0.0
         # Called when the worker says that it was asked to end; perhaps more than once.
@@ -168,6 +170,9 @@ class WorkerLink:
                     continue
                 if response.HasField("transfer_done"):
                     self.on_transfer_done(response.transfer_done)
+                    continue
+                if response.HasField("tier_contents"):
+                    self.on_tier_contents(response.tier_contents)
                     continue
                 return response.skipped if response.HasField("skipped") else response.output
             if why := self.watch.heartbeat_came(response.heartbeat):

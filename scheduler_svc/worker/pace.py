@@ -52,6 +52,14 @@ class Pace:
         """The fitted step time; None before enough steps were measured."""
         return self._fit.solve()
 
+    @property
+    def s_per_token(self) -> float | None:
+        """Seconds that a token of a prompt takes in a large step; None where none was measured."""
+        step_time, num_tokens = self.step_time, self._most_tokens
+        if step_time is None or not num_tokens:
+            return None
+        return step_time.of(num_tokens, 0) / num_tokens
+
     def stepped(self, plan: StepPlan, sent_s: float, now_s: float) -> None:
         """Adds a finished step. It began when it was sent, or when the previous one was done."""
         duration_s = now_s - max(sent_s, self._last_done_s)

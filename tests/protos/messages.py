@@ -237,6 +237,30 @@ STEPS: dict[str, Message] = {
             keys=pack([11, 12], UINT64),
         )
     ),
+    "blocks to fill from the disk": worker_pb2.AttachRequest(
+        fetch=worker_pb2.FetchBlocks(
+            transfer_id=4,
+            tier="disk",
+            block_ids=pack([5]),
+            keys=pack([2**64 - 1, 0], UINT64),
+            contents=b"parent and tokens",
+        )
+    ),
+    "blocks to keep on the disk": worker_pb2.AttachRequest(
+        store=worker_pb2.StoreBlocks(
+            transfer_id=5,
+            tier="disk",
+            block_ids=pack([5]),
+            keys=pack([11, 12], UINT64),
+            contents=b"parent and tokens",
+        )
+    ),
+    "contents to drop": worker_pb2.AttachRequest(
+        drop=worker_pb2.DropBlocks(tier="disk", keys=pack([2**64 - 1, 0], UINT64), all=True)
+    ),
+    "what a disk holds": worker_pb2.AttachResponse(
+        tier_contents=worker_pb2.TierContents(tier="disk", keys=pack([11, 12], UINT64))
+    ),
     "transfers to end": worker_pb2.AttachRequest(
         cancel_transfers=worker_pb2.CancelTransfers(transfer_ids=[3, 2**64 - 1])
     ),

@@ -9,20 +9,21 @@ import pytest
 from pagewire.v1 import worker_pb2
 from scheduler_svc.convert import to_transfers
 from scheduler_svc.core import BlockTransfer, Scheduler, TransferOrders
-from scheduler_svc.core_config import core_config, num_tier_blocks
+from scheduler_svc.core.kv.chain import Chain
+from scheduler_svc.core_config import core_config, tier_of
 from scheduler_svc.journal.calls import TappedScheduler
 from scheduler_svc.journal.events import Call, to_event
 from scheduler_svc.journal.replay import compare
 from scheduler_svc.journal.values import as_read
 from scheduler_svc.sampling import Sampling
-from scheduler_svc.transfers import TransferTraffic
+from scheduler_svc.transfers import LEAST_FETCHES, RETRY_S, TransferTraffic
 from scheduler_svc.worker.pace import Pace
 from scheduler_svc.worker.watch import Watch
 from scheduler_svc.worker.watching import watch_over
 from tests.pace import patience
 from tests.scheduler_svc.core.builders import answer, make_request, make_scheduler
 from tests.scheduler_svc.test_states_of_workers import CONFIG, worker
-from wire.columns import UINT64, unpack
+from wire.columns import UINT64, pack, unpack
 
 TIERS = [
     worker_pb2.KvTier(name="a newer kind", num_blocks=5),
@@ -38,6 +39,7 @@ class Link:
         self.watch = Watch(None)
         self.why_lost = ""
         self.on_transfer_done: Any = None
+        self.on_tier_contents: Any = None
         self.s_since_cancel: Any = None
 
     async def transfer(self, frames: list[worker_pb2.AttachRequest]) -> None:
@@ -78,14 +80,16 @@ def compute(core: Scheduler, name: str, prompt: object) -> None:
 )
 def test_only_a_tier_that_both_sides_know_is_used(fields: dict[str, Any], num_blocks: int) -> None:
     told = worker(**fields)
-    assert num_tier_blocks(told) == num_blocks == core_config(CONFIG, told).num_tier_blocks
+    assert (
+        tier_of(told, "host").num_blocks == num_blocks == core_config(CONFIG, told).num_tier_blocks
+    )
 
 
 def test_orders_are_columns_of_the_whole_range() -> None:
     most = 2**64 - 1
     keys = np.array([[most, 0], [7, most]], dtype=np.uint64)
     one = BlockTransfer(most, [1, 2**31 - 1], [5, 4], keys)
-    fetch, store, cancel = to_transfers(TransferOrders((one,), (one,), (3, most)), "host")
+    fetch, store, cancel = to_transfers(TransferOrders((one,), (one,), (3, most)))
     for message in (fetch.fetch, store.store):
         assert (message.transfer_id, message.tier) == (most, "host")
         assert unpack(message.block_ids).tolist() == [1, 2**31 - 1]
@@ -108,6 +112,48 @@ async def test_the_time_that_is_waited_follows_what_blocks_took() -> None:
     await traffic.send()
     assert core.next_deadline_s is not None
     assert core.next_deadline_s - core.now_s == pytest.approx(50.0, abs=1.0)
+
+
+def stored_on_disk(core: Scheduler, prompt: int) -> None:
+    """Lets a disk hold a prompt that the device does not."""
+    sequence = make_scheduler().add(make_request("as another scheduler", prompt))
+    core.transfers.hear_disk(Chain.of(sequence, 0, prompt // 4, 4).keys)
+
+
+async def test_a_disk_that_takes_longer_than_computing_is_asked_again_after_a_while(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    core = make_scheduler(blocks=60, num_disk_blocks=500)
+    link, now_s = Link(), [100.0]
+    monkeypatch.setattr("scheduler_svc.transfers.time.monotonic", lambda: now_s[0])
+    traffic = TransferTraffic(core, link, lambda: None, s_per_token=lambda: 0.001)  # type: ignore[arg-type]
+    stored_on_disk(core, 61)
+    asked = list[bool]()
+    core.transfers.ask_disk = asked.append  # type: ignore[method-assign]
+    for number in range(LEAST_FETCHES):
+        core.add(make_request(f"{number}", 13 + 4 * number, max_tokens=1))
+        assert core.schedule() is None and not asked, "it is judged by several"
+        await traffic.send()
+        fetch = [one.fetch for one in link.frames if one.HasField("fetch")][-1]
+        num_blocks = len(unpack(fetch.block_ids))
+        assert fetch.tier == "disk" and not fetch.tier_block_ids and fetch.contents
+        link.answer(fetch.transfer_id, num_blocks, duration_us=4_100 * num_blocks)
+        core.schedule()
+        answer(core, 500)
+    assert asked == [False], "4.1 ms for what takes 4.0 to compute"
+    now_s[0] += RETRY_S + 1
+    await traffic.send()
+    assert asked == [False, True]
+
+
+async def test_what_a_worker_tells_of_its_disk_is_found_and_no_more_than_whole_keys() -> None:
+    core = make_scheduler(blocks=60, num_disk_blocks=500)
+    _, link, woken = made(core)
+    keys = pack(list(range(8)), UINT64)
+    link.on_tier_contents(worker_pb2.TierContents(tier="a newer kind", keys=keys))
+    assert core.transfers.num_held_disk_blocks == 0
+    link.on_tier_contents(worker_pb2.TierContents(tier="disk", keys=keys + pack([9], UINT64)))
+    assert core.transfers.num_held_disk_blocks == 4 and len(woken) == 1
 
 
 async def test_a_worker_that_answers_no_cancelled_transfer_is_lost() -> None:

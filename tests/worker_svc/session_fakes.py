@@ -63,7 +63,8 @@ class FakeRunner:
         self.gate.set()
         self.has_begun = threading.Event()
         self.is_asynchronous = False
-        self.tier = None
+        self.tiers: dict[str, object] = {}
+        self.disk_tier = None
         self.recording = None
         self.has_pictures_waiting = False
 

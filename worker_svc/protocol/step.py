@@ -50,6 +50,7 @@ class Limits:
     vocab_size: int
     num_host_blocks: int = 0
     num_tier_blocks: int = 0  # of the tier in host memory, numbered from 1
+    num_disk_blocks: int = 0  # that the disk tier has room for
     has_transports: bool = False  # blocks come from other workers
     num_state_snapshots: int = 0  # numbered from 1
     kv_groups: tuple[LayerGroup, ...] = ()  # group 0 first; empty: it alone, without a window

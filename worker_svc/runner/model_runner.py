@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from wire.logprobs import LogprobColumns
+from wire.versions import DISK_TIER, HOST_TIER
 from worker_svc.attention.batch import LastTokens
 from worker_svc.attention.kv_cache import PagedCache
 from worker_svc.device.device import end_if_lost
@@ -40,12 +41,14 @@ from worker_svc.protocol.step import (
 )
 from worker_svc.runner.batch_state import BatchState, Staged
 from worker_svc.runner.block_mover import BlockMover
+from worker_svc.runner.disk_tier import DiskTier
 from worker_svc.runner.draft_model import DraftModel
 from worker_svc.runner.host_tier import HostTier
 from worker_svc.runner.inputs import ModelInputs
 from worker_svc.runner.picture_outputs import NO_ENCODER
 from worker_svc.runner.rows import RowDrafts, Rows
 from worker_svc.runner.state_saves import DueSaves
+from worker_svc.runner.tier_copies import TierCopies
 from worker_svc.sampling.grammars import Grammars
 from worker_svc.sampling.prompt_outputs import DevicePromptOutput, Part, compute_prompt_outputs
 
@@ -115,9 +118,16 @@ class ModelRunner(ABC):
         self.kv_cache = kv_cache
         self._device = device
         self._mover = BlockMover(kv_cache, limits.num_host_blocks, device)
-        self.tier: HostTier | None = None
+        self.host_tier: HostTier | None = None
         if limits.num_tier_blocks:
-            self.tier = HostTier(kv_cache, limits.num_tier_blocks, device)
+            self.host_tier = HostTier(kv_cache, limits.num_tier_blocks, device)
+        self.disk_tier: DiskTier | None = None
+
+    @property
+    def tiers(self) -> dict[str, TierCopies]:
+        """The tiers that there are, by name."""
+        tiers = {HOST_TIER: self.host_tier, DISK_TIER: self.disk_tier}
+        return {name: tier for name, tier in tiers.items() if tier is not None}
 
     @property
     def device(self) -> torch.device:

@@ -9,18 +9,24 @@ import time
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 
-from wire.versions import MINOR_WITH_DRAFTS_OF_STATES, MINOR_WITH_DRAIN
+from wire.versions import (
+    DISK_TIER,
+    MINOR_WITH_DISK,
+    MINOR_WITH_DRAFTS_OF_STATES,
+    MINOR_WITH_DRAIN,
+)
 from worker_svc.adapters.orders import encode_adapter_prepared
 from worker_svc.process.failpoints import StreamFaults
 from worker_svc.protocol import codec
 from worker_svc.protocol.codec import Heartbeat, Hello
 from worker_svc.protocol.preparations import encode_prepared
 from worker_svc.protocol.step import BadStep, CutRequest, StepInput, StepOutput
-from worker_svc.protocol.transfers import TransferEnd, encode_done
+from worker_svc.protocol.transfers import Keys, TransferEnd, encode_contents, encode_done
 from worker_svc.serving.session_errors import StepGap
 
 MAX_FRAMES_IN_FLIGHT = 6  # three with steps, and as many emptied by cuts
 MAX_STEPS_LAUNCHED = 3  # on an asynchronous device: one running, two queued
+_KEYS_AT_ONCE = 4096  # in one frame about what a tier holds
 _BEAT_NOW = b""  # in the outbox: a heartbeat, with the counts of the moment when it is sent
 
 
@@ -58,6 +64,7 @@ class SchedulerStream:
         self._running = (0, 0.0)  # (id of the running step or 0, start time in s)
         self._is_draining = False
         self._may_tell = hello.protocol_minor >= MINOR_WITH_DRAIN
+        self._knows_disk = hello.protocol_minor >= MINOR_WITH_DISK
         # Whether the scheduler keeps drafts and snapshots of states apart.
         self.may_draft_states = hello.protocol_minor >= MINOR_WITH_DRAFTS_OF_STATES
 
@@ -105,6 +112,13 @@ class SchedulerStream:
         """Sends what became of a transfer, from any thread."""
         if not self.is_over:
             self.outbox.put(encode_done(transfer_id, end))
+
+    def tell_disk(self, keys: Keys) -> None:
+        """Sends what the disk tier holds, from any thread, to a scheduler that knows of it."""
+        for begin in range(0, len(keys) if self._knows_disk else 0, _KEYS_AT_ONCE):
+            if not self.is_over:
+                part = keys[begin : begin + _KEYS_AT_ONCE]
+                self.outbox.put(encode_contents(DISK_TIER, part))
 
     def next_frame(self) -> bytes | None:
         """Waits for the next frame to send; returns a heartbeat after an interval without one, None

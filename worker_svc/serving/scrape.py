@@ -7,6 +7,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from wire.metrics.book import Book
 from wire.metrics.exposition import process_metrics
 from wire.metrics.grpc_calls import CallCounts, declared_calls
+from worker_svc.runner.disk_tier import DiskTier
 from worker_svc.runner.picture_outputs import PictureOutputs
 from worker_svc.startup.lifecycle import Lifecycle, WorkerPhase
 
@@ -50,6 +51,8 @@ def _of_worker(lifecycle: Lifecycle) -> Iterator[Metric]:
         num_slots = len(runner.state.table.live_slots)
         yield _gauge("slots_in_use", "Requests that hold a slot.", num_slots)
         yield from runner.counts.book.read([*runner.counts.row])
+        if runner.disk_tier is not None:
+            yield from _of_disk(runner.disk_tier)
         if runner.state.pictures is not None:
             yield from _of_pictures(runner.state.pictures)
 
@@ -63,6 +66,12 @@ def _of_pictures(pictures: PictureOutputs) -> Iterator[Metric]:
     yield prepared
     text = "Bytes of what the encoder made of pictures, kept by content."
     yield _gauge("picture_cache_bytes", text, pictures.num_bytes)
+
+
+def _of_disk(disk: DiskTier) -> Iterator[Metric]:
+    yield _gauge("disk_tier_blocks", "Blocks in files of the disk tier.", disk.num_blocks)
+    text = "1 once the disk was full or failed: the tier is read and not written; or 0."
+    yield _gauge("disk_tier_write_off", text, float(bool(disk.why_not_written)))
 
 
 def _gauge(name: str, text: str, value: float) -> GaugeMetricFamily:

@@ -25,7 +25,7 @@ from worker_svc.protocol import codec
 from worker_svc.protocol.codec import Hello
 from worker_svc.protocol.preparations import PreparationOrders, decode_orders
 from worker_svc.protocol.step import BadStep, StepInput, StepOutput
-from worker_svc.protocol.transfers import CancelOrder, PeerOrder, decode_transfer
+from worker_svc.protocol.transfers import CancelOrder, DropOrder, PeerOrder, decode_transfer
 from worker_svc.runner.model_runner import ModelRunner, Pending, failed
 from worker_svc.serving.adapter_traffic import AdapterTraffic
 from worker_svc.serving.hold import Hold
@@ -132,13 +132,18 @@ class Session:
 
     def _greet_after_transfers(self, stream: SchedulerStream, frame: bytes) -> None:
         """Sends the first frame once no transfer of an older stream reads or writes a block."""
-        greet, tier = partial(stream.greet, frame), self._lifecycle.ready_runner().tier
+        runner = self._lifecycle.ready_runner()
+
+        def greet() -> None:
+            stream.greet(frame)
+            if runner.disk_tier is not None:
+                runner.disk_tier.tell(stream.tell_disk)
+
         if (peers := self._lifecycle.peers) is not None:
             greet = partial(peers.when_done, greet)
-        if tier is None:
-            greet()
-        else:
-            tier.when_done(greet)
+        for tier in runner.tiers.values():
+            greet = partial(tier.when_done, greet)
+        greet()
 
     def prepare(self, stream: SchedulerStream, frame: bytes) -> bool:
         """Starts to prepare a frame's grammars and pictures; returns False for any other frame."""
@@ -206,17 +211,21 @@ class Session:
         if order is None:
             return False
         stream.count_frame()
-        tier, peers = runner.tier, self._lifecycle.peers
+        is_over, answer = (lambda: stream.is_over), stream.transfer_done
+        peers = self._lifecycle.peers
         if isinstance(order, CancelOrder):
-            for each in (tier, peers):
-                if each is not None:
-                    each.cancel(order.transfer_ids)
+            for tier in runner.tiers.values():
+                tier.cancel(order.transfer_ids)
+            if peers is not None:
+                peers.cancel(order.transfer_ids)
         elif isinstance(order, PeerOrder):
             assert peers is not None  # else it was not decoded
-            peers.submit(order, lambda: stream.is_over, stream.transfer_done)
+            peers.submit(order, is_over, answer)
+        elif isinstance(order, DropOrder):
+            assert runner.disk_tier is not None  # likewise
+            runner.disk_tier.drop(order)
         else:
-            assert tier is not None
-            tier.submit(order, lambda: stream.is_over, stream.transfer_done)
+            runner.tiers[order.tier].submit(order, is_over, answer)
         return True
 
     def submit(self, stream: SchedulerStream, frame: bytes) -> None:

@@ -9,6 +9,8 @@ def require_tiered(config: WorkerConfig, model: StepModel, num_tables: int) -> N
     """Raises UnsupportedOption, naming the option, if blocks alone are not all that is kept."""
     if config.host_tier_gib:
         _require_blocks_alone(f"host_tier_gib: {config.host_tier_gib}", config, model, num_tables)
+    if config.disk_tier is not None:
+        _require_blocks_alone(f"disk_tier: {config.disk_tier}", config, model, num_tables)
 
 
 def require_movable(config: WorkerConfig, model: StepModel, num_tables: int) -> None:

@@ -16,7 +16,7 @@ from kernels.gemm import cublas_lt
 from pagewire.gguf.files import read_file
 from wire.grammar import Vocabulary, read_vocabulary
 from wire.grammar_check.checks import GrammarChecks, VocabularySource
-from wire.versions import HOST_TIER
+from wire.versions import DISK_TIER, HOST_TIER
 from worker_svc.attention.backend import LayerChoices
 from worker_svc.attention.flash_attn import Setup
 from worker_svc.attention.kv_plan import KvPlan
@@ -40,6 +40,7 @@ from worker_svc.runner.model_runner import ModelRunner
 from worker_svc.sampling.grammars import Grammars
 from worker_svc.startup import (
     adapters,
+    disk_tier,
     draft_model,
     early_sizing,
     host_tier,
@@ -309,7 +310,9 @@ def build_runner(config: WorkerConfig, model: LoadedModel, num_blocks: int) -> M
     block_bytes = group.size * _block_bytes(config, model)
     num_tier_blocks = host_tier.num_tier_blocks(config, block_bytes)
     kv_sizing.require_host_memory(config.host_blocks, block_bytes, num_tier_blocks)
-    runner = _runner(config, model, num_blocks, config.host_blocks, num_tier_blocks)
+    num_disk_blocks = disk_tier.num_blocks(config, block_bytes)
+    tiers = num_tier_blocks, num_disk_blocks
+    runner = _runner(config, model, num_blocks, config.host_blocks, tiers)
     runner.state.adapters = store
     return runner
 
@@ -349,9 +352,10 @@ def describe(model: LoadedModel, runner: ModelRunner, incarnation: int) -> Descr
 
 
 def _tiers(runner: ModelRunner) -> tuple[TierFacts, ...]:
-    if runner.tier is None:
-        return ()
-    return (TierFacts(HOST_TIER, runner.limits.num_tier_blocks, runner.tier.block_bytes),)
+    sizes = {HOST_TIER: runner.limits.num_tier_blocks, DISK_TIER: runner.limits.num_disk_blocks}
+    return tuple(
+        TierFacts(name, sizes[name], tier.block_bytes) for name, tier in runner.tiers.items()
+    )
 
 
 def _kv_layout_hash(model: LoadedModel, runner: ModelRunner) -> bytes:
@@ -456,12 +460,13 @@ def _runner(
     model: LoadedModel,
     num_blocks: int,
     num_host_blocks: int = 0,
-    num_tier_blocks: int = 0,
+    tiers: tuple[int, int] = (0, 0),  # blocks in host memory, and on the disk
 ) -> ModelRunner:
     kv_cache = kv_groups.cache_for(model.decoder, model.kv_plan, num_blocks, config.block_size)
     limits = _limits(config, model, num_blocks, num_host_blocks)
     num_snapshots = _num_state_snapshots(config, model, limits.max_num_seqs)
-    limits = replace(limits, num_state_snapshots=num_snapshots, num_tier_blocks=num_tier_blocks)
+    limits = replace(limits, num_state_snapshots=num_snapshots)
+    limits = replace(limits, num_tier_blocks=tiers[0], num_disk_blocks=tiers[1])
     limits = replace(limits, has_transports=bool(config.kv_transport))
     model.decoder.make_states(limits.max_num_seqs, num_snapshots)
     grammars = _grammars(model)
@@ -472,6 +477,9 @@ def _runner(
         made = CudaRunner
     runner = made(model.decoder, kv_cache, limits, model.device, grammars)
     runner.state.pictures = picture_outputs(config, model.decoder, limits.max_model_len)
+    if limits.num_disk_blocks:
+        layout = disk_tier.layout_of(config, model.folder, model.facts, kv_cache, model.decoder)
+        runner.disk_tier = disk_tier.make(config, layout, kv_cache, limits, model.device)
     if model.draft is not None:
         runner.draft_model = model.draft.for_runner(runner)
     return runner

@@ -50,19 +50,24 @@ class Chain:
         return self.token_ids.reshape(len(self), -1)
 
     @property
+    def contents(self) -> list[bytes]:
+        """Bytes that tell each block from all others: its parent's hash, its origin, its tokens."""
+        origins = [b""] * len(self) if self.origins is None else map(bytes, self.origins)
+        tokens = map(bytes, self.rows.astype("<i4"))
+        parents = map(bytes, self.parents[:, None])
+        return list(map(b"".join, zip(parents, origins, tokens, strict=True)))
+
+    @property
     def keys(self) -> Keys:
-        """[blocks, 2] by which a tier names each block: its hash, and a check of what it hashes.
+        """[blocks, 2] by which a tier names each block: its hash, and a check of its content.
 
         Both together tell the block's tokens, origin and parent from all others.
         """
         found = np.zeros((len(self), 2), dtype=np.uint64)
         found[:, 0] = self.hashes
-        for index, (parent, row) in enumerate(zip(self.parents, self.rows, strict=True)):
-            hashed = blake2b(parent.tobytes(), digest_size=_CHECK_BYTES)
-            if self.origins is not None:
-                hashed.update(self.origins[index].tobytes())
-            hashed.update(row.astype("<i4").tobytes())
-            found[index, 1] = int.from_bytes(hashed.digest(), "little")
+        for index, content in enumerate(self.contents):
+            digest = blake2b(content, digest_size=_CHECK_BYTES).digest()
+            found[index, 1] = int.from_bytes(digest, "little")
         return found
 
     def part(self, begin: int, end: int) -> "Chain":

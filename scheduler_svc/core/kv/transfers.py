@@ -1,4 +1,4 @@
-"""Transfers of whole blocks between the device and a tier: what is in flight, and what came of it.
+"""Transfers of whole blocks between the device and its tiers: what is in flight, what came of it.
 
 A transfer runs apart from the steps. The blocks that it reads are held until it is answered, and so
 are those that it fills: none of them can be found, or belong to a sequence, before the worker has
@@ -7,21 +7,21 @@ a transfer that no sequence awaits; a second answer, or one of a lost worker's t
 """
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from scheduler_svc.core.kv.block_pool import BlockPool
 from scheduler_svc.core.kv.chain import BlockIds, Chain, Keys
+from scheduler_svc.core.kv.disk_index import DiskIndex, Drops
 from scheduler_svc.core.kv.prefix_cache import BlockKeys
-from scheduler_svc.core.kv.tier import Tier
+from scheduler_svc.core.kv.tier import Tier, TierCounts, TierName
 from scheduler_svc.core.request.sequence import Sequence
 
 LEAST_TIMEOUT_S = 1.0
 TIMEOUT_FACTOR = 10.0  # of what the copy should take
-MAX_TRIES = 2  # transfers that one sequence awaits before it enters
-MAX_STORED_SHARE = 4  # at most a quarter of the device's blocks are held to be stored
+MAX_TRIES = 2  # transfers from one tier that one sequence awaits before it enters
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +32,8 @@ class BlockTransfer:
     block_ids: BlockIds  # on the device
     tier_blocks: BlockIds  # one per block
     keys: Keys  # [n, 2]
+    tier: TierName = TierName.HOST
+    contents: tuple[bytes, ...] = ()  # that the keys are of, where the worker compares them
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,23 +43,24 @@ class TransferOrders:
     fetches: tuple[BlockTransfer, ...]
     stores: tuple[BlockTransfer, ...]
     cancelled_ids: tuple[int, ...]
+    drops: Drops | None = None  # from the disk, before anything is stored
 
 
 @dataclass(slots=True)
 class TransferCounts:
-    """Totals since start, over all workers; none ever goes down."""
+    """Totals since start, over all workers."""
 
     num_ordered: int = 0  # transfers: the last one's id
-    num_fetched: int = 0  # blocks that came whole
-    num_not_fetched: int = 0  # blocks that did not
-    num_stored: int = 0
-    num_not_stored: int = 0  # blocks dropped, since too many were on the way, or the copy failed
+    of: dict[TierName, TierCounts] = field(
+        default_factory=lambda: {name: TierCounts() for name in TierName}
+    )
 
 
 @dataclass(slots=True, eq=False)
 class _InFlight:
     """One transfer that is not answered."""
 
+    tier: Tier
     order: BlockTransfer
     chain: Chain
     is_fetch: bool
@@ -75,20 +78,26 @@ class _InFlight:
 
 
 class KvTransfers:
-    """The tier of one worker, and the transfers to it and from it."""
+    """The tiers of one worker, the fastest first, and the transfers to them and from them."""
 
-    def __init__(self, pool: BlockPool, tier: Tier, counts: TransferCounts) -> None:
-        self.tier = tier
+    def __init__(self, pool: BlockPool, tiers: tuple[Tier, ...], counts: TransferCounts) -> None:
+        self.tiers = tiers
+        self.disk = next((tier for tier in tiers if isinstance(tier, DiskIndex)), None)
         self.num_held = 0  # blocks on the device, one that two transfers hold counted twice
         self.num_tries: dict[Sequence, int] = {}  # of sequences that have not entered since
         self._pool = pool
         self._counts = counts
         self._in_flight: dict[int, _InFlight] = {}  # by id, in order
         self._fetching: dict[int, int] = {}  # hash of a block that is fetched, to its transfer
-        self._storing: set[int] = set()  # hashes
-        self._num_storing = 0  # blocks
         self._not_taken: list[int] = []
         self._cancelled: list[int] = []  # to be told to the worker
+
+    def num_likely(self, chain: Chain) -> int:
+        """Number of a chain's first blocks that the tiers would bring, by their hashes."""
+        num_found = 0
+        for tier in self.tiers:
+            num_found += tier.num_likely(chain.part(num_found, len(chain)))
+        return num_found
 
     # --- orders ----------------------------------------------------------------------------------
 
@@ -98,51 +107,54 @@ class KvTransfers:
 
     def fetch(
         self,
+        tier: Tier,
         chain: Chain,
         tier_blocks: BlockIds,
         before: BlockIds,
         block_keys: Iterable[BlockKeys] = (),
     ) -> int:
-        """Orders blocks from the tier into new blocks; returns the transfer's id.
+        """Orders blocks from a tier into new blocks; returns the transfer's id.
 
         The caller has checked that so many blocks are free.
         """
         self._pool.share(before)
-        self.tier.pool.share(tier_blocks)
-        order = self._order(self._pool.take(len(chain)), tier_blocks, chain)
-        fetch = _InFlight(order, chain, True, before, tuple(block_keys))
+        tier.pool.share(tier_blocks)
+        order = self._order(tier, self._pool.take(len(chain)), tier_blocks, chain)
+        fetch = _InFlight(tier, order, chain, True, before, tuple(block_keys))
         self._fetching.update(dict.fromkeys(chain.hashes, order.transfer_id))
         self._begin(fetch)
         return order.transfer_id
 
-    def store(self, chain: Chain, block_ids: BlockIds) -> None:
-        """Orders a chain's blocks to be kept in the tier, which holds those before them.
+    def store(self, tier: Tier, chain: Chain, block_ids: BlockIds) -> None:
+        """Orders a chain's blocks to be kept in a tier, which holds those before them.
 
         What the tier holds, or is on its way there, is not copied again. Where too much is on its
         way, the rest is dropped, and counted.
         """
-        found = self.tier.find(chain)
-        self.tier.touch(found)
+        found = tier.find(chain)
+        tier.touch(found)
         begin = len(found)
-        while begin < len(chain) and chain.hashes[begin] in self._storing:
+        while begin < len(chain) and chain.hashes[begin] in tier.storing:
             begin += 1
-        room = min(
-            self._pool.num_usable // MAX_STORED_SHARE - self._num_storing, self.tier.pool.num_free
-        )
-        end = min(len(chain), begin + max(room, 0))
-        self._counts.num_not_stored += len(chain) - end
+        most = self._pool.num_usable // tier.max_stored_share - tier.num_storing
+        end = min(len(chain), begin + max(min(most, tier.pool.num_free), 0))
+        tier.counts.num_not_stored += len(chain) - end
         if begin == end:
             return
         part, stored = chain.part(begin, end), block_ids[begin:end]
         self._pool.share(stored)
-        order = self._order(stored, self.tier.pool.take(len(stored)), part)
-        self._storing.update(part.hashes)
-        self._num_storing += len(stored)
-        self._begin(_InFlight(order, part, False, []))
+        order = self._order(tier, stored, tier.take(len(stored)), part)
+        tier.storing.update(part.hashes)
+        tier.num_storing += len(stored)
+        self._begin(_InFlight(tier, order, part, False, []))
 
-    def _order(self, block_ids: BlockIds, tier_blocks: BlockIds, chain: Chain) -> BlockTransfer:
+    def _order(
+        self, tier: Tier, block_ids: BlockIds, tier_blocks: BlockIds, chain: Chain
+    ) -> BlockTransfer:
         self._counts.num_ordered += 1
-        return BlockTransfer(self._counts.num_ordered, block_ids, tier_blocks, chain.keys)
+        number, keys = self._counts.num_ordered, chain.keys
+        contents = tuple(chain.contents) if tier is self.disk else ()
+        return BlockTransfer(number, block_ids, tier_blocks, keys, tier.name, contents)
 
     def _begin(self, transfer: _InFlight) -> None:
         transfer_id = transfer.order.transfer_id
@@ -150,17 +162,19 @@ class KvTransfers:
         self._in_flight[transfer_id] = transfer
         self._not_taken.append(transfer_id)
 
-    def take(self, now_s: float, s_per_block: float) -> TransferOrders | None:
+    def take(self, now_s: float, s_per_block: Mapping[TierName, float]) -> TransferOrders | None:
         """Returns the orders to the worker for now; None when there are none.
 
-        `s_per_block` is what one block should take: ten times that is waited for a fetch, and at
-        least a second.
+        `s_per_block` is what one block of each tier should take: ten times that is waited for a
+        fetch, and at least a second.
         """
-        if not self._not_taken and not self._cancelled:
+        next_id = min(self._not_taken, default=self._counts.num_ordered + 1)
+        drops = None if self.disk is None else self.disk.take_drops(next_id)
+        if not self._not_taken and not self._cancelled and drops is None:
             return None
         taken = [self._in_flight[transfer_id] for transfer_id in self._not_taken]
         for transfer in taken:
-            expected_s = len(transfer.chain) * s_per_block
+            expected_s = len(transfer.chain) * s_per_block[transfer.tier.name]
             transfer.is_taken = True
             if transfer.is_fetch:
                 transfer.due_s = now_s + max(TIMEOUT_FACTOR * expected_s, LEAST_TIMEOUT_S)
@@ -169,6 +183,7 @@ class KvTransfers:
             tuple(transfer.order for transfer in taken if transfer.is_fetch),
             tuple(transfer.order for transfer in taken if not transfer.is_fetch),
             cancelled,
+            drops,
         )
 
     # --- ends ------------------------------------------------------------------------------------
@@ -199,18 +214,21 @@ class KvTransfers:
                 whole.origins,
                 fetch.block_keys[: len(whole)],
             )
-        self.tier.pool.release(order.tier_blocks)
+        fetch.tier.pool.release(order.tier_blocks)
         if num_lacking and not (fetch.is_cancelled or fetch.is_void):
-            self.tier.forget(order.tier_blocks[len(whole)])
-        self._counts.num_fetched += len(whole)
-        self._counts.num_not_fetched += num_lacking
+            fetch.tier.forget(order.tier_blocks[len(whole)])
+        fetch.tier.counts.num_fetched += len(whole)
+        fetch.tier.counts.num_not_fetched += num_lacking
 
     def _stored(self, store: _InFlight, whole: Chain) -> None:
-        self._storing.difference_update(store.chain.hashes)
-        self._num_storing -= len(store.chain)
-        self.tier.stored(store.order.tier_blocks, whole)
-        self._counts.num_stored += len(whole)
-        self._counts.num_not_stored += len(store.chain) - len(whole)
+        tier = store.tier
+        tier.storing.difference_update(store.chain.hashes)
+        tier.num_storing -= len(store.chain)
+        tier.stored(store.order.tier_blocks, whole)
+        if tier is self.disk and self.disk.is_void and not store.is_cancelled:
+            self.disk.was_stored(store.order.transfer_id)
+        tier.counts.num_stored += len(whole)
+        tier.counts.num_not_stored += len(store.chain) - len(whole)
 
     def overdue(self, now_s: float) -> list[int]:
         """The fetches that have taken too long."""
@@ -253,22 +271,31 @@ class KvTransfers:
             if self._in_flight[transfer_id].is_fetch and transfer_id not in kept:
                 self.cancel(transfer_id)
 
-    def end_all(self) -> Tier:
-        """Ends what is in flight with its stream; returns the tier and what it has held since.
+    def end_all(self) -> tuple[Tier, ...]:
+        """Ends what is in flight with its stream; returns the tiers and what they have held since.
 
         What was to be stored is not there: the worker may have written a part of it.
         """
         for transfer in self._in_flight.values():
             blocks = transfer.order.tier_blocks
             if transfer.is_fetch:
-                self.tier.pool.release(blocks)
+                transfer.tier.pool.release(blocks)
             else:
-                self.tier.stored(blocks, transfer.chain.part(0, 0))
-        return self.tier
+                transfer.tier.stored(blocks, transfer.chain.part(0, 0))
+        for tier in self.tiers:
+            tier.storing.clear()
+            tier.num_storing = 0
+        if self.disk is not None:
+            self.disk.stream_ended()
+        return self.tiers
 
     def forget_contents(self) -> None:
-        """Forgets what the tier holds, and what is on its way."""
-        self.tier.clear()
+        """Forgets what the tiers hold, and what is on its way."""
+        for transfer_id in list(self._not_taken):
+            if not self._in_flight[transfer_id].is_fetch:
+                self.cancel(transfer_id)  # it would be stored after what is dropped
+        for tier in self.tiers:
+            tier.clear()
         for transfer in self._in_flight.values():
             transfer.is_void = True
 

@@ -33,6 +33,7 @@ class Preemption(Enum):
 _NOT_NEGATIVE = (
     "num_host_blocks",
     "num_tier_blocks",
+    "num_disk_blocks",
     "num_state_snapshots",
     "long_prefill_token_threshold",
     "queue_window",
@@ -72,6 +73,7 @@ class SchedulerConfig:
     preemption: Preemption = Preemption.RECOMPUTE
     num_host_blocks: int = 0  # blocks in host memory for swapped sequences
     num_tier_blocks: int = 0  # blocks in host memory for what prompts computed; 0: no tier
+    num_disk_blocks: int = 0  # blocks that a disk has room for, likewise
     # Of the hashes of cached blocks: the KV cache's type, where that is not the model's own.
     hash_namespace: str = ""
     weights_version: str = ""  # of the worker; blocks of two versions are never shared

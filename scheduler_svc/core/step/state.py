@@ -15,6 +15,7 @@ from scheduler_svc.core.kv.block_pool import BlockPool
 from scheduler_svc.core.kv.block_table import BlockTable, TableRow
 from scheduler_svc.core.kv.cache_changes import CacheChanges
 from scheduler_svc.core.kv.chain import Chain
+from scheduler_svc.core.kv.disk_index import DiskIndex
 from scheduler_svc.core.kv.host_pool import HostPool
 from scheduler_svc.core.kv.loans import Loans
 from scheduler_svc.core.kv.prefix_cache import NULL_BLOCK
@@ -22,7 +23,7 @@ from scheduler_svc.core.kv.pulls import LentBlocks, PullCounts, Pulls
 from scheduler_svc.core.kv.session_pool import SessionPool
 from scheduler_svc.core.kv.slots import RunningSet, SlotTable
 from scheduler_svc.core.kv.state_snapshots import StateSnapshots
-from scheduler_svc.core.kv.tier import Tier
+from scheduler_svc.core.kv.tier import Tier, TierName
 from scheduler_svc.core.kv.transfers import KvTransfers, TransferCounts
 from scheduler_svc.core.queue.fair_share import FairShare
 from scheduler_svc.core.queue.fork_groups import ForkGroups
@@ -53,6 +54,7 @@ class WorkerRoom:
     num_host_blocks: int
     num_state_snapshots: int
     num_tier_blocks: int
+    num_disk_blocks: int
 
     @classmethod
     def of(cls, config: SchedulerConfig) -> "WorkerRoom":
@@ -62,6 +64,7 @@ class WorkerRoom:
             config.num_host_blocks,
             config.num_state_snapshots,
             config.num_tier_blocks,
+            config.num_disk_blocks,
         )
 
 
@@ -83,6 +86,7 @@ class SchedulerState:
         self.num_swapped_in = 0
         self.transfer_counts = TransferCounts()
         self.pull_counts = PullCounts()
+        self.transfers: KvTransfers | None = None  # None: the worker has no tier
         self.now_s = 0.0  # latest time reported by the shell
         self.acked_step = 0
         self._num_evictions_before = 0  # of earlier workers' pools
@@ -96,8 +100,8 @@ class SchedulerState:
         self.ended_loans: list[LentBlocks] = []  # of other groups, to be given back
         self.clear(WorkerRoom.of(config))
 
-    def clear(self, room: WorkerRoom, tier: Tier | None = None) -> None:
-        """Frees all slots and blocks, as on a worker that has just started, or kept its tier."""
+    def clear(self, room: WorkerRoom, kept: tuple[Tier, ...] = ()) -> None:
+        """Frees all slots and blocks, as on a worker that has just started, or kept its tiers."""
         # None: no prefix can be skipped, or all that there are, since sequences have no states.
         self.snapshots: StateSnapshots | None = None
         if self.config.enable_prefix_caching and self.config.num_state_snapshots:
@@ -110,11 +114,8 @@ class SchedulerState:
         if self.changes is not None:
             self.changes.clear()
             self.pool.follow(self.changes)
-        self.transfers: KvTransfers | None = None  # None: the worker has no tier
-        if self.config.enable_prefix_caching and room.num_tier_blocks:
-            if tier is None or tier.num_blocks != room.num_tier_blocks:
-                tier = Tier(room.num_tier_blocks, self.config.block_size)
-            self.transfers = KvTransfers(self.pool, tier, self.transfer_counts)
+        tiers = self._tiers(room, kept) if self.config.enable_prefix_caching else ()
+        self.transfers = KvTransfers(self.pool, tiers, self.transfer_counts) if tiers else None
         ids, counts = self.transfer_counts, self.pull_counts
         self.pulls = Pulls(self.pool, self.config.block_size, ids, counts, self.ended_loans)
         self.loans = Loans(self.pool)
@@ -129,6 +130,21 @@ class SchedulerState:
             for sequence in self.waiting:
                 self._expect(self.sessions, sequence)
 
+    def _tiers(self, room: WorkerRoom, kept: tuple[Tier, ...]) -> tuple[Tier, ...]:
+        """The tiers of a worker, the fastest first; those that it has kept are among them."""
+        counts, before = self.transfer_counts.of, {(t.name, t.num_blocks): t for t in kept}
+        tiers = list[Tier]()
+        if num_blocks := room.num_tier_blocks:
+            made = Tier(num_blocks, self.config.block_size, counts[TierName.HOST])
+            tiers.append(before.get((made.name, num_blocks), made))
+        if num_blocks := room.num_disk_blocks:
+            old = None if self.transfers is None else self.transfers.disk
+            # Files outlive their process: those that were to be dropped still are.
+            drops_all = old is not None and old.is_void
+            disk = DiskIndex(num_blocks, counts[TierName.DISK], drops_all=drops_all)
+            tiers.append(before.get((disk.name, num_blocks), disk))
+        return tuple(tiers)
+
     def _make_pool(self, num_blocks: int) -> BlockPool:
         """An empty pool by the cache policy; `sessions` is the same one where it is by sessions."""
         self.sessions: SessionPool | None = None
@@ -139,7 +155,7 @@ class SchedulerState:
         return self.sessions
 
     def _expect(self, sessions: SessionPool, sequence: Sequence) -> None:
-        """Notes what a waiting sequence would find, in the prefix cache and in the tier."""
+        """Notes what a waiting sequence would find, in the prefix cache and in the tiers."""
         found: list[int] = []
         num_tokens, size = len(sequence.token_ids), self.config.block_size
         if not sequence.is_private and (len(sessions.cache) or self.transfers is not None):
@@ -149,7 +165,7 @@ class SchedulerState:
                 sequence.num_found_waiting = max(sequence.num_found_waiting, len(found) * size)
             if self.transfers is not None:
                 chain = Chain.of(sequence, len(found), end, size)
-                num_tokens -= size * len(self.transfers.tier.find(chain))
+                num_tokens -= size * self.transfers.num_likely(chain)
         sessions.expect(sequence.number, found, num_tokens)
 
     def follow_caches(self) -> None:
@@ -496,7 +512,7 @@ class SchedulerState:
     def evacuate(self, room: WorkerRoom, *, keeps_tier: bool = False) -> int:
         """Sends running sequences back to the queue, in order: the worker and its KV are gone.
 
-        The contents of its tier are kept if it may be the same that comes back. Returns how many
+        The contents of its tiers are kept if it may be the same that comes back. Returns how many
         were running.
         """
         survivors = self.running.sequences
@@ -511,10 +527,10 @@ class SchedulerState:
             self.enqueue(sequence)
         self.requirements.worker_lost()
         self.pulls.end_all()
-        tier = None
+        kept: tuple[Tier, ...] = ()
         if keeps_tier and self.transfers is not None:
-            tier = self.transfers.end_all()
-        self.clear(room, tier)
+            kept = self.transfers.end_all()
+        self.clear(room, kept)
         return len(survivors)
 
     def _recycle(self, slot: int, block_ids: list[int]) -> None:

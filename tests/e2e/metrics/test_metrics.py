@@ -49,6 +49,8 @@ ONLY_BY_OPTION = {
 } | {f"vllm:spec_decode_num_{what}_total" for what in ("drafts", "draft_tokens", "accepted_tokens")}
 # And of a model whose prompts may have pictures: tests/e2e/pictures/test_chats.py.
 ONLY_BY_OPTION |= {"pagewire_worker_pictures_total", "pagewire_worker_picture_cache_bytes"}
+# And of a worker with a disk tier: tests/e2e/test_disk_tier.py.
+ONLY_BY_OPTION |= {"pagewire_worker_disk_tier_blocks", "pagewire_worker_disk_tier_write_off"}
 
 
 @pytest.fixture(scope="module")

@@ -10,9 +10,11 @@ import pytest
 
 from scheduler_svc.core import Refused, Scheduler, SchedulerConfig
 from scheduler_svc.core.kv.chain import Chain
+from scheduler_svc.core.kv.tier import Tier, TierName
 from scheduler_svc.core.kv.transfers import KvTransfers, _InFlight
 from tests.scheduler_svc.core.draws import SeededDraw
 from tests.scheduler_svc.core.fake_tier import FakeTier
+from tests.scheduler_svc.core.fake_worker import FakeWorker
 from tests.scheduler_svc.core.simulation import Simulation
 from tests.scheduler_svc.core.test_random_walks import random_request
 from tests.scheduler_svc.core.world import draw_config
@@ -27,7 +29,9 @@ ACTIONS = {
     "answer_nothing": 2,
     "abort": 2,
     "expire": 3,
-    "lose": 0.2,
+    "lose": 0.6,
+    "lose_files": 0.5,
+    "ask": 0.5,
     "reset": 0.4,
     "migrate": 0.3,
     "set_priority": 0.5,
@@ -44,7 +48,8 @@ def tiered_config(seed: str) -> SchedulerConfig:
         num_blocks=draw.integer(33, 50),
         max_model_len=32,
         enable_prefix_caching=True,
-        num_tier_blocks=draw.pick([3, 30, 100, 200]),
+        num_tier_blocks=draw.pick([0, 3, 30, 100, 200]),
+        num_disk_blocks=draw.pick([0, 3, 40, 400]),
         prepared_kinds=(),
         max_waiting_requests=0,
         max_waiting_tokens=0,
@@ -71,10 +76,17 @@ class TieredSimulation(Simulation):
         self.scheduler.transfers.transfer_done(transfer_id, num_blocks)
         self.check()
 
+    def _fresh_worker(self) -> FakeWorker:
+        """A worker whose tiers hold what the one before it would have written there."""
+        fresh = super()._fresh_worker()
+        if hasattr(self, "tier"):
+            fresh.roots, fresh._num_resets = self.worker.roots, self.worker._num_resets
+        return fresh
+
     def send_worker_away(self, is_death: bool = False, *, keeps_tier: bool = False) -> None:
         before, tier = self.tier.unanswered, self.tier
         super().send_worker_away(is_death, keeps_tier=keeps_tier)
-        self.tier = FakeTier(self.worker, tier if keeps_tier else None)
+        self.tier = FakeTier(self.worker, tier, is_same=keeps_tier)
         for transfer_id in before:  # answers of a stream that has ended
             self.scheduler.transfers.transfer_done(transfer_id, 1_000)
         self.check()
@@ -85,7 +97,14 @@ class TieredSimulation(Simulation):
         num_blocks = self.scheduler.transfers.num_held_tier_blocks
         self.scheduler.worker_lost(keeps_tier=True)
         self.scheduler.worker_back()
+        self.scheduler.transfers.hear_disk(self.tier.disk_keys)
         assert self.scheduler.transfers.num_held_tier_blocks == num_blocks
+        self.check()
+
+    def bring_worker_back(self, *room: int | None) -> None:
+        """Attaches a worker, which tells what its disk holds."""
+        super().bring_worker_back(*room)
+        self.scheduler.transfers.hear_disk(self.tier.disk_keys)
         self.check()
 
     def settle(self, depth: int) -> None:
@@ -104,8 +123,13 @@ class TieredSimulation(Simulation):
         assert pool.num_free == pool.num_usable, "a block is lost"
         transfers = self.scheduler.internal_state.transfers
         if transfers is not None:
-            tier = transfers.tier.pool
-            assert tier.num_free == tier.num_usable, "a block of the tier is lost"
+            for tier in transfers.tiers:
+                assert tier.pool.num_free == tier.num_blocks, "a block of the tier is lost"
+            if transfers.disk is not None:
+                self.take()
+                found, told = transfers.disk, self.tier.disk_keys
+                assert len(told) <= found.num_blocks, "more files than there is room for"
+                assert found.pool.cache.likely(told[:1, 0].tolist()) or not len(told)
 
 
 def add(simulation: Simulation, rng: random.Random) -> None:
@@ -153,6 +177,10 @@ def walk(seed: int, num_actions: int = 400) -> Scheduler:
                 simulation.lose_stream()
             case "lose":
                 simulation.lose_worker()
+            case "lose_files":
+                simulation.tier.lose_files(rng.randint(1, 10))
+            case "ask":
+                scheduler.transfers.ask_disk(rng.random() < 0.7)
             case "reset":
                 simulation.reset_prefix_cache()
             case "migrate":
@@ -173,9 +201,10 @@ def test_no_answer_late_partial_double_or_missing_breaks_a_rule(seed: int) -> No
 
 def test_the_walks_fetch_store_drop_and_time_out() -> None:
     """Otherwise they would show nothing."""
-    counts = [walk(seed).transfers.counts for seed in (95, 99, 100, 102, 104)]
-    for name in ("num_fetched", "num_not_fetched", "num_stored", "num_not_stored"):
-        assert sum(getattr(one, name) for one in counts) > 20, name
+    totals = [walk(seed).internal_state.transfer_counts for seed in (13, 30, 37, 93, 94, 96)]
+    for tier in TierName:
+        for name in ("num_fetched", "num_not_fetched", "num_stored", "num_not_stored"):
+            assert sum(getattr(one.of[tier], name) for one in totals) > 10, (tier, name)
 
 
 # --- the proof of the proof: planted faults are found --------------------------------------------
@@ -221,12 +250,12 @@ def _find_in_the_tier_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A content is found in the tier before it was copied there."""
     store = KvTransfers.store
 
-    def early(self: KvTransfers, chain: Chain, block_ids: list[int]) -> None:
-        store(self, chain, block_ids)
+    def early(self: KvTransfers, tier: Tier, chain: Chain, block_ids: list[int]) -> None:
+        store(self, tier, chain, block_ids)
         for transfer_id in list(self._in_flight)[-1:]:
             if not (one := self._in_flight[transfer_id]).is_fetch:
-                self.tier.pool.share(one.order.tier_blocks)
-                self.tier.stored(one.order.tier_blocks, one.chain)
+                one.tier.pool.share(one.order.tier_blocks)
+                one.tier.stored(one.order.tier_blocks, one.chain)
 
     monkeypatch.setattr(KvTransfers, "store", early)
 

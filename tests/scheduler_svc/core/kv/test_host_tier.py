@@ -232,7 +232,7 @@ def test_what_was_on_its_way_to_the_tier_is_not_there_after_the_stream() -> None
     scheduler.transfers.transfer_done(store.transfer_id, len(store.keys))
     assert not scheduler.transfers.num_held_tier_blocks
     transfers = scheduler.internal_state.transfers
-    assert transfers is not None and transfers.tier.pool.num_free == 60
+    assert transfers is not None and transfers.tiers[0].pool.num_free == 60
 
 
 def test_a_worker_without_a_tier_can_follow_one_that_had_it() -> None:
