@@ -176,7 +176,7 @@ _NOT_OF_SESSIONS = (
 
 
 def _arrivals(options: argparse.Namespace, workload: RecordedWorkload | None) -> list[Arrival]:
-    for name in ("scale", "need_over_pool"):
+    for name in ("scale", "need_over_pool", "tier_over_pool"):
         if getattr(options, name) is not None:
             raise ValueError(f"--{name.replace('_', '-')} has no effect without --sessions")
     given = [name for name in _SYNTHETIC if getattr(options, name) is not None]

@@ -336,7 +336,8 @@ def _check_transfers(scheduler: Scheduler) -> None:
     going_on = {one.order.transfer_id for one in fetches if not one.is_cancelled}
     assert set(transfers._fetching.values()) <= going_on, "one would await what was cancelled"
     waiting = set(state.waiting)
-    assert transfers.num_tries.keys() <= waiting, "it has entered or left"
+    tried = transfers.num_tries.keys() | transfers.num_repeats.keys()
+    assert tried <= waiting, "it has entered or left"
 
 
 def _check_moves(scheduler: Scheduler) -> set[int]:

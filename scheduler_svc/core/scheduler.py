@@ -45,7 +45,7 @@ from scheduler_svc.core.step.plan import (
 )
 from scheduler_svc.core.step.planner import Planner
 from scheduler_svc.core.step.state import SchedulerState, WorkerRoom
-from scheduler_svc.core.step.tier_use import store_prompts
+from scheduler_svc.core.step.tier_use import store_answer, store_prompts
 from scheduler_svc.core.step.transfers import Transfers
 from scheduler_svc.core.view import View
 
@@ -351,7 +351,12 @@ class Scheduler:
 
     def _finish(self, sequence: Sequence, reason: FinishReason, message: str = "") -> Finished:
         with blaming(sequence.request.request_id):
+            state, block_ids = self.internal_state, list[int]()
+            if state.transfers is not None and sequence.slot is not None:
+                block_ids = state.table.held_blocks(sequence.slot)
             self._end(sequence)
+            if block_ids:
+                store_answer(state, sequence, block_ids)
             self.recent.note(sequence, reason, message, self.now_s)
             if reason in (FinishReason.STOP, FinishReason.LENGTH) and sequence.num_output:
                 self.output_lengths.observe(sequence, sequence.num_output)

@@ -27,6 +27,7 @@ from simulator.capacity.coming import Coming
 from simulator.capacity.outputs import Outputs
 from simulator.capacity.speculation import VirtualSpeculation
 from simulator.capacity.timed_worker import TimedWorker, VirtualStep
+from simulator.capacity.virtual_tier import VirtualTier
 from simulator.capacity.workload import Arrival, BadTrace, Prompts
 
 
@@ -88,11 +89,13 @@ class VirtualServer:
         wire_s: float = 0.0,
         target_itl_s: float | None = None,
         speculation: VirtualSpeculation | None = None,
+        tier_s_per_block: float = 0.0,
     ) -> None:
         self._pace = Pace(target_itl_s)
         self._lookahead = lookahead
         self._wire_s = wire_s  # one way between scheduler and worker, in seconds
         self._core = Scheduler(config)
+        self._tier = VirtualTier(self._core, tier_s_per_block)
         self._prompts = Prompts(config.vocab_size)
         if speculation is None:
             self._drafter, draft_step_time = None, None
@@ -120,12 +123,14 @@ class VirtualServer:
             self._tell_ends(self._core.expire(self._now_s))
             for number, arrival in self._arrivals.take(self._now_s):
                 self._submit(number, arrival)
+            self._tier.finish(self._now_s)
             has_come = bool(self._in_flight) and self._in_flight[0].done_s <= self._now_s
             if has_come:
                 self._take_result()
             # As in the scheduler's process, a request that arrives during a step waits for its end.
             if has_come or not self._in_flight:
                 self._plan()
+            self._tier.take(self._now_s)
         return self._served()
 
     # --- events ----------------------------------------------------------------------------------
@@ -134,8 +139,7 @@ class VirtualServer:
         times_s = [] if self._arrivals.next_s is None else [self._arrivals.next_s]
         if self._in_flight:
             times_s.append(self._in_flight[0].done_s)
-        if self._core.next_deadline_s is not None:
-            times_s.append(self._core.next_deadline_s)
+        times_s += [s for s in (self._core.next_deadline_s, self._tier.next_s) if s is not None]
         if not times_s:
             raise AssertionError(f"{self._core.num_waiting} requests wait for nothing")
         return max(min(times_s), self._now_s)

@@ -55,6 +55,7 @@ def serve(
     step_time: StepTime,
     lookahead: int,
     hints: ToldHints = ToldHints(),
+    tier_s_per_block: float = 0.0,
 ) -> ServedWorkload:
     """Serves each turn its pause after the turns that it follows have ended.
 
@@ -72,4 +73,5 @@ def serve(
         )
         for turn in trace.turns
     ]
-    return VirtualServer(config, step_time, lookahead).serve(arrivals)
+    server = VirtualServer(config, step_time, lookahead, tier_s_per_block=tier_s_per_block)
+    return server.serve(arrivals)

@@ -22,6 +22,7 @@ from scheduler_svc.core.request.sequence import Sequence
 LEAST_TIMEOUT_S = 1.0
 TIMEOUT_FACTOR = 10.0  # of what the copy should take
 MAX_TRIES = 2  # transfers from one tier that one sequence awaits before it enters
+MAX_REPEATS = 64  # times that it may await them again, since others took what had come
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +86,7 @@ class KvTransfers:
         self.disk = next((tier for tier in tiers if isinstance(tier, DiskIndex)), None)
         self.num_held = 0  # blocks on the device, one that two transfers hold counted twice
         self.num_tries: dict[Sequence, int] = {}  # of sequences that have not entered since
+        self.num_repeats: dict[Sequence, int] = {}  # of these
         self._pool = pool
         self._counts = counts
         self._in_flight: dict[int, _InFlight] = {}  # by id, in order
@@ -188,11 +190,14 @@ class KvTransfers:
 
     # --- ends ------------------------------------------------------------------------------------
 
-    def done(self, transfer_id: int, num_blocks: int) -> None:
-        """Ends a transfer whose first `num_blocks` are whole; no effect if it is not in flight."""
+    def done(self, transfer_id: int, num_blocks: int) -> bool:
+        """Ends a transfer whose first `num_blocks` are whole; no effect if it is not in flight.
+
+        Returns True if it was, and all has come.
+        """
         transfer = self._in_flight.pop(transfer_id, None)
         if transfer is None:
-            return
+            return False
         if transfer_id in self._cancelled:  # the worker need not hear of it any more
             self._cancelled.remove(transfer_id)
         whole = transfer.chain.part(0, 0 if transfer.is_void else num_blocks)
@@ -200,6 +205,7 @@ class KvTransfers:
         release = self._pool.release_filled if transfer.is_fetch else self._pool.release
         release(transfer.held)
         self.num_held -= len(transfer.held)
+        return len(whole) == len(transfer.chain)
 
     def _fetched(self, fetch: _InFlight, whole: Chain) -> None:
         order, num_lacking = fetch.order, len(fetch.chain) - len(whole)
@@ -229,6 +235,22 @@ class KvTransfers:
             self.disk.was_stored(store.order.transfer_id)
         tier.counts.num_stored += len(whole)
         tier.counts.num_not_stored += len(store.chain) - len(whole)
+
+    def may_repeat(self, sequence: Sequence) -> None:
+        """Lets a sequence await the tiers again, if all that it awaited has come.
+
+        Others may take it before the sequence can enter, and to copy it once more costs less than
+        to compute it. The bound is for safety: each time, others have entered.
+        """
+        num_repeats = self.num_repeats.get(sequence, 0)
+        if sequence in self.num_tries and num_repeats < MAX_REPEATS:
+            self.num_repeats[sequence] = num_repeats + 1
+            self.num_tries[sequence] = 0
+
+    def forget_tries(self, sequence: Sequence) -> None:
+        """Forgets what a sequence has awaited: it has entered, or left."""
+        self.num_tries.pop(sequence, None)
+        self.num_repeats.pop(sequence, None)
 
     def overdue(self, now_s: float) -> list[int]:
         """The fetches that have taken too long."""

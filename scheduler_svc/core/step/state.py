@@ -283,7 +283,7 @@ class SchedulerState:
         self.host.release(sequence)
         self.pulls.enter(sequence, start.given)
         if self.transfers is not None:
-            self.transfers.num_tries.pop(sequence, None)
+            self.transfers.forget_tries(sequence)
         slot = self.free_slots.pop()
         self.table.enter(sequence, slot, start.num_computed, rows)
         if self.snapshots is not None:
@@ -487,9 +487,11 @@ class SchedulerState:
         self.waiting.await_kv(sequence, transfer_id)
         sequence.timeline.enter(Phase.KV, self.now_s)
 
-    def queue_fetched(self, transfer_ids: Collection[int]) -> None:
-        """Queues the sequences that waited for one of these transfers."""
+    def queue_fetched(self, transfer_ids: Collection[int], *, may_repeat: bool = False) -> None:
+        """Queues the sequences that waited for one of these transfers, perhaps to wait again."""
         for sequence in self.waiting.kv_came(transfer_ids):
+            if may_repeat and self.transfers is not None:
+                self.transfers.may_repeat(sequence)
             sequence.timeline.enter(sequence.waiting_phase, self.now_s)
             if self.sessions is not None:
                 self._expect(self.sessions, sequence)
@@ -505,7 +507,7 @@ class SchedulerState:
         self.pulls.drop(sequence)
         self.loans.drop(sequence)
         if self.transfers is not None:
-            self.transfers.num_tries.pop(sequence, None)
+            self.transfers.forget_tries(sequence)
             if was_awaited:
                 self.transfers.cancel_fetches(self.waiting.fetching.values())
 

@@ -1,9 +1,9 @@
 """Decides what is fetched from tiers before a sequence enters, and what is stored there.
 
 A prompt's blocks are stored once the step that computed them is answered: then the device is done
-with them, and their content changes no more. A sequence that could enter, and whose prompt a tier
-holds further than the device does, waits for the rest instead of computing it: first for what the
-faster tier holds, then for what the slower one holds after that.
+with them, and their content changes no more. An answer's are stored when it ends. A sequence that
+could enter, and whose prompt a tier holds further than the device does, waits for the rest instead
+of computing it: first for what the faster tier holds, then for what the slower one holds after it.
 """
 
 from scheduler_svc.core.kv.chain import BlockIds, Chain
@@ -93,6 +93,24 @@ def store_prompts(state: SchedulerState, plan: StepPlan) -> None:
         block_ids = _unchanged(state, chain, table[slot, begin:until].tolist())
         for tier in transfers.tiers if block_ids else ():
             transfers.store(tier, chain.part(0, len(block_ids)), block_ids)
+
+
+def store_answer(state: SchedulerState, sequence: Sequence, block_ids: BlockIds) -> None:
+    """Orders the blocks that a sequence computed after its prompt to be kept in the tiers.
+
+    It has ended, and these were its blocks: a session's next turn repeats the answer.
+    """
+    transfers, size = state.transfers, state.config.block_size
+    if transfers is None or sequence.is_private:
+        return
+    begin = sequence.num_prompt // size
+    until = min(len(sequence.token_ids) // size, len(block_ids))
+    if until <= begin:
+        return
+    chain = Chain.of(sequence, begin, until, size)
+    held = _unchanged(state, chain, block_ids[begin:until])
+    for tier in transfers.tiers if held else ():
+        transfers.store(tier, chain.part(0, len(held)), held)
 
 
 def _unchanged(state: SchedulerState, chain: Chain, block_ids: BlockIds) -> BlockIds:

@@ -87,8 +87,8 @@ class Transfers:
     def transfer_done(self, transfer_id: int, num_blocks: int) -> None:
         """Uses the first `num_blocks` of a transfer's blocks, and queues who waited for them."""
         if self._state.transfers is not None:
-            self._state.transfers.done(transfer_id, num_blocks)
-            self._state.queue_fetched((transfer_id,))
+            is_whole = self._state.transfers.done(transfer_id, num_blocks)
+            self._state.queue_fetched((transfer_id,), may_repeat=is_whole)
 
     def expire(self) -> None:
         """Cancels the fetches that have taken too long; their sequences compute instead."""

@@ -266,3 +266,25 @@ def test_options_without_an_effect_on_sessions_are_refused(
     with pytest.raises(SystemExit):
         simulate.main(["--sessions", "codex", *words])
     assert words[0] in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("policy", list(CachePolicy))
+def test_with_a_tier_what_the_pool_drops_is_copied_back(policy: CachePolicy) -> None:
+    spec = small("codex", tool_pause_s=LogNormal(60, 1.0))
+    trace = draw(spec, 0, STEP_TIME)
+    num_blocks = trace.most_alive_tokens // 4 // 2
+    config = replace(CONFIG, num_blocks=num_blocks + 1, cache_policy=policy)
+    tiered = replace(config, num_tier_blocks=8 * num_blocks)
+    least = ideal(trace, 4).num_computed_tokens
+    without, quick, slow = (
+        serve(trace, one, STEP_TIME, lookahead=1, tier_s_per_block=s_per_block)
+        for one, s_per_block in ((config, 0.0), (tiered, 1e-5), (tiered, 0.5))
+    )
+    excess = without.num_prefill_tokens - least
+    # Of an answer's blocks the tier has none before the next turn has come.
+    num_answered = sum(turn.output_tokens + 4 for turn in trace.turns)
+    assert quick.num_prefill_tokens - least <= min(num_answered, 0.7 * excess)
+    assert slow.duration_s > quick.duration_s, "a copy takes no time"
+    for served in (without, quick, slow):
+        ended = [outcome.num_tokens for outcome in served.outcomes]
+        assert ended == [turn.output_tokens for turn in trace.turns]

@@ -12,6 +12,7 @@ from scheduler_svc.core import (
     Status,
     TransferOrders,
 )
+from scheduler_svc.core.kv.transfers import MAX_REPEATS
 from tests.scheduler_svc.core.builders import answer, make_request, make_scheduler, plan_step, rows
 
 PRIVATE: dict[str, Any] = {"max_tokens": 1, "skip_prefix_cache": True}
@@ -60,10 +61,51 @@ def test_prompt_blocks_are_stored_once_their_step_is_answered() -> None:
     answer(scheduler, 500)
     (one,) = orders_of(scheduler).stores
     assert len(one.block_ids) == len(one.tier_blocks) == len(one.keys) == 3
-    for _ in range(8):  # blocks of its output are not stored
+    for _ in range(7):
         plan_step(scheduler)
         answer(scheduler, 500)
-    assert scheduler.transfers.take_transfers() is None
+    assert scheduler.transfers.take_transfers() is None, "its answer has not ended"
+
+
+def test_an_answer_is_stored_when_it_ends_and_the_next_turn_finds_it() -> None:
+    scheduler = tiered()
+    run(scheduler, "a", 14, max_tokens=12)  # 26 tokens, the last one without KV: six blocks
+    assert scheduler.transfers.num_held_tier_blocks == 6
+    for number in range(2):
+        run(scheduler, f"other {number}", range(100 + 50 * number, 150 + 50 * number))
+    turn = [*range(1, 15), *[500] * 12, 7, 8, 9]
+    scheduler.add(make_request("next", turn, max_tokens=1))
+    assert scheduler.schedule() is None
+    (one,) = orders_of(scheduler).fetches
+    assert len(one.keys) == 6
+
+
+def test_what_others_took_before_it_could_enter_is_copied_again_and_not_computed() -> None:
+    scheduler = dropped_from_the_device()
+    pool = scheduler.internal_state.pool
+    scheduler.add(make_request("back", PROMPT, max_tokens=1))
+    num_fetches = 0
+    while scheduler.schedule() is None:
+        (one,) = orders_of(scheduler).fetches
+        num_fetches += 1
+        scheduler.transfers.transfer_done(one.transfer_id, len(one.keys))
+        if num_fetches == 3:
+            break
+        pool.release(pool.take(pool.num_free))  # others compute in them, and end
+    assert plan_step(scheduler).num_computed.tolist() == [40]
+
+
+def test_what_is_taken_each_time_is_computed_in_the_end() -> None:
+    scheduler = dropped_from_the_device()
+    pool = scheduler.internal_state.pool
+    scheduler.add(make_request("back", PROMPT, max_tokens=1))
+    num_fetches = 0
+    while (plan := scheduler.schedule()) is None:
+        (one,) = orders_of(scheduler).fetches
+        num_fetches += 1
+        scheduler.transfers.transfer_done(one.transfer_id, len(one.keys))
+        pool.release(pool.take(pool.num_free))
+    assert num_fetches == MAX_REPEATS + 1 and plan.num_computed.tolist() == [0]
 
 
 def test_what_is_stored_is_held_until_the_answer_and_found_only_then() -> None:
