@@ -5,7 +5,10 @@
 The workload is the one other small engines publish: 256 requests, prompts and outputs uniform in
 100..1024 from Python's generator with seed 0, all submitted at once, 133,966 output tokens.
 `--steps` adds the time of one decode step by batch, as the client sees it, at a mean context of
-about 576; `--prefill` adds that many prompts of 4,096 tokens with one output token each.
+about 576; `--prefill` adds that many prompts of 4,096 tokens with one output token each. `--static`
+compares requests that enter as others end with batches that end together, of the worker's slots:
+
+    python -m bench.throughput --shape tiny --runs 0 --static 64 --worker --max-num-seqs 16
 """
 
 import sys
@@ -16,13 +19,14 @@ from bench.harness.records import Results, new_parser
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Measures steps, then prefills, then workloads."""
+    """Measures steps, then prefills, then workloads, then batches that end together."""
     parser = new_parser("bench.throughput", __doc__)
     add = parser.add_argument
     add("--num-requests", type=int, default=256)
     add("--runs", type=int, default=1, help="workloads to time, seeds 0, 2, 4, ... (default: 1)")
     add("--steps", type=int, nargs="*", default=[], help="batch sizes to time a step of")
     add("--prefill", type=int, nargs="*", default=[], help="numbers of long prompts to time")
+    add("--static", type=int, default=0, help="requests to time in batches that end together, too")
     split.add_options(parser)
     options = parser.parse_args(arguments)
     results = Results(options.json, ["python", "-m", "bench.throughput", *arguments])
@@ -33,6 +37,8 @@ def main(arguments: Sequence[str]) -> int:
             measure.prefill(num_prompts)
         for index in range(options.runs):
             measure.workload(2 * index, options.num_requests)
+        if options.static:
+            measure.static(options.static)
         return 0 if measure.is_complete else 1
 
 

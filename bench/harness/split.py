@@ -10,13 +10,20 @@ import contextlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import mean
+from statistics import mean, median
 
 from bench.harness import checkpoints
 from bench.harness.client import Run, drive
 from bench.harness.deployment import Deployment, serving
 from bench.harness.records import Results, add_json, spread
-from bench.harness.workloads import PREFILL_LENGTH, WorkloadRequest, alike, prefills, workload
+from bench.harness.workloads import (
+    PREFILL_LENGTH,
+    WorkloadRequest,
+    alike,
+    prefills,
+    uneven,
+    workload,
+)
 from pagewire.v1 import debug_pb2
 
 WARM_TOKENS = 32
@@ -103,6 +110,27 @@ class Split:
             "cpu_s_per_1000_tokens": cpu,
         }
         self._record("throughput", values)
+
+    def static(self, num_requests: int) -> None:
+        """Times requests all at once, and in batches of the worker's slots that end together."""
+        requests = uneven(0, num_requests)
+        num_slots = self._served.describe().description.max_num_seqs
+        batches = [requests[at : at + num_slots] for at in range(0, num_requests, num_slots)]
+        joined, apart = [], []
+        for _ in range(self._options.repeat):
+            joined.append(self._run(requests).run.tokens_per_s)
+            runs = [self._run(batch).run for batch in batches]
+            apart.append(
+                sum(sum(run.num_tokens) for run in runs) / sum(run.seconds for run in runs)
+            )
+        continuous, static = spread(joined, 0), spread(apart, 0)
+        ratio = median(joined) / median(apart)
+        self._results.say(
+            f"{num_requests} requests, {num_slots} slots: {continuous['median']} tokens/s "
+            f"{continuous['each']}, in batches {static['median']} {static['each']}: {ratio:.2f}x"
+        )
+        values = {"num_requests": num_requests, "slots": num_slots, "ratio": round(ratio, 3)}
+        self._record("static", {**values, "continuous": continuous, "static": static})
 
     def _repeat(self, requests: Sequence[WorkloadRequest]) -> list[MeasuredRun]:
         return [self._run(requests) for _ in range(self._options.repeat)]

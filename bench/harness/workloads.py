@@ -24,6 +24,13 @@ def workload(seed: int, num_requests: int) -> list[WorkloadRequest]:
     return [WorkloadRequest(prompt, draw(100, 1024)) for prompt in prompts]
 
 
+def uneven(seed: int, num_requests: int) -> list[WorkloadRequest]:
+    """Prompts of 100 tokens, outputs uniform in 10..200."""
+    draw = random.Random(seed).randint
+    prompts = [[draw(0, VOCABULARY) for _ in range(100)] for _ in range(num_requests)]
+    return [WorkloadRequest(prompt, draw(10, 200)) for prompt in prompts]
+
+
 def alike(seed: int, batch: int) -> list[WorkloadRequest]:
     """Requests that decode together."""
     return _of_one_length(seed, batch, PROMPT_OF_STEPS, OUTPUT_OF_STEPS)

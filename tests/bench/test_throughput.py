@@ -1,7 +1,7 @@
 """The workload is the published one, and steps are timed only while every request decodes."""
 
 from bench.harness.client import Mark, Run
-from bench.harness.workloads import workload
+from bench.harness.workloads import uneven, workload
 from pagewire.v1 import scheduler_pb2
 from wire.columns import UINT32, pack
 
@@ -11,6 +11,14 @@ def test_the_workload_of_seed_0_has_the_published_number_of_tokens() -> None:
     assert sum(request.max_tokens for request in requests) == 133_966
     lengths = [len(request.prompt) for request in requests]
     assert (min(lengths) >= 100, max(lengths) <= 1024) == (True, True)
+
+
+def test_uneven_requests_end_far_apart() -> None:
+    """A batch of sixteen that ends together has at most two thirds of its rows at work."""
+    outputs = [request.max_tokens for request in uneven(0, 64)]
+    assert min(outputs) >= 10 and max(outputs) <= 200
+    longest = sum(max(outputs[at : at + 16]) for at in range(0, 64, 16))
+    assert sum(outputs) < longest * 16 * 2 / 3
 
 
 def test_steps_are_timed_between_the_last_start_and_the_first_end() -> None:
