@@ -145,7 +145,7 @@ class MovingSimulation(Simulation):
 
 
 def two_groups(seed: str) -> tuple[MovingSimulation, MovingSimulation]:
-    config = replace(tiered_config(seed), num_tier_blocks=0)
+    config = replace(tiered_config(seed), num_tier_blocks=0, num_disk_blocks=0)
     first = MovingSimulation(config, "first", None)
     return first, MovingSimulation(config, "second", first)
 
