@@ -22,7 +22,7 @@ PARSERS = {
 # What the chart itself decides: workers are found by DNS, and a key on the command line would show
 # in the list of processes.
 OWNED = {
-    "accept-registrations", "advertise", "api-key", "api-keys", "config", "device",
+    "accept-registrations", "advertise", "api-key", "api-keys", "config", "device", "disk-tier",
     "drain-timeout-s", "failpoint", "grpc-port", "health-port", "help", "host", "http-port",
     "insecure", "metrics-port", "model", "peer-token-file", "port", "register", "scheduler",
     "scheduler-dns", "share-ports", "standby-delay-s", "tensor-parallel-size", "tls-ca", "tls-cert",

@@ -241,3 +241,26 @@ def test_without_identity_services_say_so() -> None:
         assert "--tls-client-ca=/etc/pagewire/tls/ca.crt" in container["args"]
         assert "--insecure" not in container["args"]
         assert not any(word.startswith("--peer-token-file") for word in container["args"])
+
+
+def test_files_of_prompts_lie_on_a_claim_of_the_pod_or_end_with_it() -> None:
+    groups = {
+        owner["metadata"]["name"]: owner for owner in of_kind(rendered("groups"), "StatefulSet")
+    }
+    options, claims, volumes = {}, {}, {}
+    for name, owner in groups.items():
+        spec, group = pod_spec(owner), name.rsplit("-", 1)[-1]
+        (container,) = spec["containers"]
+        found = [each for each in container["args"] if each.startswith("--disk-tier")]
+        options[group] = found
+        mounts = [each["mountPath"] for each in container["volumeMounts"] if each["name"] == "kv"]
+        assert mounts == ["/kv"] * len(found)
+        asked = owner["spec"].get("volumeClaimTemplates", ())
+        claims[group] = [one["spec"] for one in asked if one["metadata"]["name"] == "kv"]
+        volumes[group] = [one["emptyDir"] for one in spec["volumes"] if one["name"] == "kv"]
+    assert options["h200"] == ["--disk-tier=/kv:400"] and options["cpu"] == ["--disk-tier=/kv:10"]
+    assert not options["mig"] and not claims["mig"] and not volumes["mig"]
+    (claim,) = claims["h200"]
+    assert claim["storageClassName"] == "fast" and not volumes["h200"]
+    assert amount(claim["resources"]["requests"]["storage"]) > 400 << 30
+    assert amount(volumes["cpu"][0]["sizeLimit"]) > 10 << 30 and not claims["cpu"]
