@@ -21,6 +21,7 @@ INTERVAL_S = 0.1
 SILENCE_S = 5.0  # of the scheduler, after which the stream is begun anew
 RETRY_S = 0.5
 LATENCY_EVERY = 10  # messages
+MOST_SESSIONS = 50  # of a worker group
 MAX_VIEWERS = 64
 
 log = logging.getLogger("gateway.page.feed")
@@ -125,7 +126,8 @@ class LiveFeed:
             await asyncio.sleep(RETRY_S)
 
     async def _messages(self) -> AsyncGenerator[live_pb2.WatchResponse, None]:
-        call = self._stub.Watch(live_pb2.WatchRequest(interval_s=INTERVAL_S))
+        wanted = live_pb2.WatchRequest(interval_s=INTERVAL_S, most_sessions=MOST_SESSIONS)
+        call = self._stub.Watch(wanted)
         try:
             while True:
                 async with asyncio.timeout(SILENCE_S):

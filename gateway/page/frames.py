@@ -39,6 +39,7 @@ def event(name: str, payload: Mapping[str, Any]) -> bytes:
 def frame_body(message: live_pb2.WatchResponse) -> dict[str, Any]:
     """The present state of all groups, as a message. Raises BadColumn."""
     status = message.status
+    sessions = {"sessions": _sessions(status)} if message.tells_sessions else {}
     activities = {activity.address: activity for activity in message.groups}
     return {
         "time_s": round(status.uptime_s, 3),
@@ -48,7 +49,19 @@ def frame_body(message: live_pb2.WatchResponse) -> dict[str, Any]:
         "block_size": status.block_size,
         "totals": {name: getattr(status, name) for name in _TOTALS},
         "groups": [_group(group, activities.get(group.address)) for group in status.groups],
+        **sessions,
     }
+
+
+def _sessions(status: scheduler_pb2.GetStatusResponse) -> list[Fact]:
+    return [
+        (
+            *(one.worker_address, one.session_id, one.tenant, one.state, one.num_turns),
+            *(one.num_cached_tokens, round(one.idle_s, 1)),
+            *(one.num_prompt_tokens, one.num_found_tokens),
+        )
+        for one in status.sessions
+    ]
 
 
 def _group(

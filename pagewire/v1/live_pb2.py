@@ -25,29 +25,29 @@ _sym_db = _symbol_database.Default()
 from pagewire.v1 import scheduler_pb2 as pagewire_dot_v1_dot_scheduler__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16pagewire/v1/live.proto\x12\x0bpagewire.v1\x1a\x1bpagewire/v1/scheduler.proto\"K\n\x0cWatchRequest\x12\x12\n\ninterval_s\x18\x01 \x01(\x01\x12\x11\n\tmax_cells\x18\x02 \x01(\r\x12\x14\n\x0cmax_requests\x18\x03 \x01(\r\"k\n\rWatchResponse\x12.\n\x06status\x18\x01 \x01(\x0b\x32\x1e.pagewire.v1.GetStatusResponse\x12*\n\x06groups\x18\x02 \x03(\x0b\x32\x1a.pagewire.v1.GroupActivity\"\x99\x01\n\rGroupActivity\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12%\n\x06\x62locks\x18\x02 \x01(\x0b\x32\x15.pagewire.v1.BlockMap\x12+\n\x08requests\x18\x03 \x01(\x0b\x32\x19.pagewire.v1.LiveRequests\x12#\n\x05steps\x18\x04 \x03(\x0b\x32\x14.pagewire.v1.StepBar\"F\n\x08\x42lockMap\x12\x12\n\nnum_blocks\x18\x01 \x01(\r\x12\x17\n\x0f\x62locks_per_cell\x18\x02 \x01(\r\x12\r\n\x05\x63\x65lls\x18\x03 \x01(\x0c\"\xac\x01\n\x0cLiveRequests\x12\x0f\n\x07numbers\x18\x01 \x01(\x0c\x12\x0e\n\x06phases\x18\x02 \x01(\x0c\x12\x12\n\nnum_tokens\x18\x03 \x01(\x0c\x12\x1b\n\x13num_computed_tokens\x18\x04 \x01(\x0c\x12\x12\n\nnum_blocks\x18\x05 \x01(\x0c\x12\'\n\x05\x66\x61\x63ts\x18\x06 \x03(\x0b\x32\x18.pagewire.v1.LiveRequest\x12\r\n\x05total\x18\x07 \x01(\r\"\xa1\x01\n\x0bLiveRequest\x12\x0e\n\x06number\x18\x01 \x01(\r\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x0e\n\x06tenant\x18\x03 \x01(\t\x12\x19\n\x11num_prompt_tokens\x18\x04 \x01(\r\x12\x1e\n\x11num_cached_tokens\x18\x05 \x01(\rH\x00\x88\x01\x01\x12\r\n\x05\x61ge_s\x18\x06 \x01(\x01\x42\x14\n\x12_num_cached_tokens\"\x8b\x01\n\x07StepBar\x12\x0f\n\x07step_id\x18\x01 \x01(\x04\x12\x11\n\tnum_steps\x18\x02 \x01(\r\x12\x1a\n\x12num_prefill_tokens\x18\x03 \x01(\r\x12\x19\n\x11num_decode_tokens\x18\x04 \x01(\r\x12\x10\n\x08num_rows\x18\x05 \x01(\r\x12\x13\n\x0b\x64uration_us\x18\x06 \x01(\x04*\xcd\x01\n\tLivePhase\x12\x1a\n\x16LIVE_PHASE_UNSPECIFIED\x10\x00\x12\x14\n\x10LIVE_PHASE_QUEUE\x10\x01\x12\x16\n\x12LIVE_PHASE_GRAMMAR\x10\x02\x12\x16\n\x12LIVE_PHASE_PREFILL\x10\x03\x12\x15\n\x11LIVE_PHASE_DECODE\x10\x04\x12\x18\n\x14LIVE_PHASE_PREEMPTED\x10\x05\x12\x1a\n\x16LIVE_PHASE_WORKER_AWAY\x10\x06\x12\x11\n\rLIVE_PHASE_KV\x10\x07\x32O\n\x0bLiveService\x12@\n\x05Watch\x12\x19.pagewire.v1.WatchRequest\x1a\x1a.pagewire.v1.WatchResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16pagewire/v1/live.proto\x12\x0bpagewire.v1\x1a\x1bpagewire/v1/scheduler.proto\"b\n\x0cWatchRequest\x12\x12\n\ninterval_s\x18\x01 \x01(\x01\x12\x11\n\tmax_cells\x18\x02 \x01(\r\x12\x14\n\x0cmax_requests\x18\x03 \x01(\r\x12\x15\n\rmost_sessions\x18\x04 \x01(\r\"\x83\x01\n\rWatchResponse\x12.\n\x06status\x18\x01 \x01(\x0b\x32\x1e.pagewire.v1.GetStatusResponse\x12*\n\x06groups\x18\x02 \x03(\x0b\x32\x1a.pagewire.v1.GroupActivity\x12\x16\n\x0etells_sessions\x18\x03 \x01(\x08\"\x99\x01\n\rGroupActivity\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12%\n\x06\x62locks\x18\x02 \x01(\x0b\x32\x15.pagewire.v1.BlockMap\x12+\n\x08requests\x18\x03 \x01(\x0b\x32\x19.pagewire.v1.LiveRequests\x12#\n\x05steps\x18\x04 \x03(\x0b\x32\x14.pagewire.v1.StepBar\"F\n\x08\x42lockMap\x12\x12\n\nnum_blocks\x18\x01 \x01(\r\x12\x17\n\x0f\x62locks_per_cell\x18\x02 \x01(\r\x12\r\n\x05\x63\x65lls\x18\x03 \x01(\x0c\"\xac\x01\n\x0cLiveRequests\x12\x0f\n\x07numbers\x18\x01 \x01(\x0c\x12\x0e\n\x06phases\x18\x02 \x01(\x0c\x12\x12\n\nnum_tokens\x18\x03 \x01(\x0c\x12\x1b\n\x13num_computed_tokens\x18\x04 \x01(\x0c\x12\x12\n\nnum_blocks\x18\x05 \x01(\x0c\x12\'\n\x05\x66\x61\x63ts\x18\x06 \x03(\x0b\x32\x18.pagewire.v1.LiveRequest\x12\r\n\x05total\x18\x07 \x01(\r\"\xa1\x01\n\x0bLiveRequest\x12\x0e\n\x06number\x18\x01 \x01(\r\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x0e\n\x06tenant\x18\x03 \x01(\t\x12\x19\n\x11num_prompt_tokens\x18\x04 \x01(\r\x12\x1e\n\x11num_cached_tokens\x18\x05 \x01(\rH\x00\x88\x01\x01\x12\r\n\x05\x61ge_s\x18\x06 \x01(\x01\x42\x14\n\x12_num_cached_tokens\"\x8b\x01\n\x07StepBar\x12\x0f\n\x07step_id\x18\x01 \x01(\x04\x12\x11\n\tnum_steps\x18\x02 \x01(\r\x12\x1a\n\x12num_prefill_tokens\x18\x03 \x01(\r\x12\x19\n\x11num_decode_tokens\x18\x04 \x01(\r\x12\x10\n\x08num_rows\x18\x05 \x01(\r\x12\x13\n\x0b\x64uration_us\x18\x06 \x01(\x04*\xcd\x01\n\tLivePhase\x12\x1a\n\x16LIVE_PHASE_UNSPECIFIED\x10\x00\x12\x14\n\x10LIVE_PHASE_QUEUE\x10\x01\x12\x16\n\x12LIVE_PHASE_GRAMMAR\x10\x02\x12\x16\n\x12LIVE_PHASE_PREFILL\x10\x03\x12\x15\n\x11LIVE_PHASE_DECODE\x10\x04\x12\x18\n\x14LIVE_PHASE_PREEMPTED\x10\x05\x12\x1a\n\x16LIVE_PHASE_WORKER_AWAY\x10\x06\x12\x11\n\rLIVE_PHASE_KV\x10\x07\x32O\n\x0bLiveService\x12@\n\x05Watch\x12\x19.pagewire.v1.WatchRequest\x1a\x1a.pagewire.v1.WatchResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'pagewire.v1.live_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_LIVEPHASE']._serialized_start=964
-  _globals['_LIVEPHASE']._serialized_end=1169
+  _globals['_LIVEPHASE']._serialized_start=1012
+  _globals['_LIVEPHASE']._serialized_end=1217
   _globals['_WATCHREQUEST']._serialized_start=68
-  _globals['_WATCHREQUEST']._serialized_end=143
-  _globals['_WATCHRESPONSE']._serialized_start=145
-  _globals['_WATCHRESPONSE']._serialized_end=252
-  _globals['_GROUPACTIVITY']._serialized_start=255
-  _globals['_GROUPACTIVITY']._serialized_end=408
-  _globals['_BLOCKMAP']._serialized_start=410
-  _globals['_BLOCKMAP']._serialized_end=480
-  _globals['_LIVEREQUESTS']._serialized_start=483
-  _globals['_LIVEREQUESTS']._serialized_end=655
-  _globals['_LIVEREQUEST']._serialized_start=658
-  _globals['_LIVEREQUEST']._serialized_end=819
-  _globals['_STEPBAR']._serialized_start=822
-  _globals['_STEPBAR']._serialized_end=961
-  _globals['_LIVESERVICE']._serialized_start=1171
-  _globals['_LIVESERVICE']._serialized_end=1250
+  _globals['_WATCHREQUEST']._serialized_end=166
+  _globals['_WATCHRESPONSE']._serialized_start=169
+  _globals['_WATCHRESPONSE']._serialized_end=300
+  _globals['_GROUPACTIVITY']._serialized_start=303
+  _globals['_GROUPACTIVITY']._serialized_end=456
+  _globals['_BLOCKMAP']._serialized_start=458
+  _globals['_BLOCKMAP']._serialized_end=528
+  _globals['_LIVEREQUESTS']._serialized_start=531
+  _globals['_LIVEREQUESTS']._serialized_end=703
+  _globals['_LIVEREQUEST']._serialized_start=706
+  _globals['_LIVEREQUEST']._serialized_end=867
+  _globals['_STEPBAR']._serialized_start=870
+  _globals['_STEPBAR']._serialized_end=1009
+  _globals['_LIVESERVICE']._serialized_start=1219
+  _globals['_LIVESERVICE']._serialized_end=1298
 # @@protoc_insertion_point(module_scope)

@@ -28,22 +28,26 @@ LIVE_PHASE_WORKER_AWAY: LivePhase
 LIVE_PHASE_KV: LivePhase
 
 class WatchRequest(_message.Message):
-    __slots__ = ("interval_s", "max_cells", "max_requests")
+    __slots__ = ("interval_s", "max_cells", "max_requests", "most_sessions")
     INTERVAL_S_FIELD_NUMBER: _ClassVar[int]
     MAX_CELLS_FIELD_NUMBER: _ClassVar[int]
     MAX_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    MOST_SESSIONS_FIELD_NUMBER: _ClassVar[int]
     interval_s: float
     max_cells: int
     max_requests: int
-    def __init__(self, interval_s: _Optional[float] = ..., max_cells: _Optional[int] = ..., max_requests: _Optional[int] = ...) -> None: ...
+    most_sessions: int
+    def __init__(self, interval_s: _Optional[float] = ..., max_cells: _Optional[int] = ..., max_requests: _Optional[int] = ..., most_sessions: _Optional[int] = ...) -> None: ...
 
 class WatchResponse(_message.Message):
-    __slots__ = ("status", "groups")
+    __slots__ = ("status", "groups", "tells_sessions")
     STATUS_FIELD_NUMBER: _ClassVar[int]
     GROUPS_FIELD_NUMBER: _ClassVar[int]
+    TELLS_SESSIONS_FIELD_NUMBER: _ClassVar[int]
     status: _scheduler_pb2.GetStatusResponse
     groups: _containers.RepeatedCompositeFieldContainer[GroupActivity]
-    def __init__(self, status: _Optional[_Union[_scheduler_pb2.GetStatusResponse, _Mapping]] = ..., groups: _Optional[_Iterable[_Union[GroupActivity, _Mapping]]] = ...) -> None: ...
+    tells_sessions: bool
+    def __init__(self, status: _Optional[_Union[_scheduler_pb2.GetStatusResponse, _Mapping]] = ..., groups: _Optional[_Iterable[_Union[GroupActivity, _Mapping]]] = ..., tells_sessions: bool = ...) -> None: ...
 
 class GroupActivity(_message.Message):
     __slots__ = ("address", "blocks", "requests", "steps")

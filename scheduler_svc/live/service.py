@@ -15,6 +15,7 @@ INTERVAL_S = 0.1
 MIN_INTERVAL_S, MAX_INTERVAL_S = 0.05, 60.0
 DEFAULT_CELLS, MAX_CELLS = 1024, 4096
 DEFAULT_REQUESTS, MAX_REQUESTS = 512, 2048
+MAX_SESSIONS, SESSIONS_EVERY_S = 256, 1.0
 MAX_WATCHERS = 16  # a gateway has one, however many watch its page
 
 Context = grpc.aio.ServicerContext[live_pb2.WatchRequest, live_pb2.WatchResponse]
@@ -69,6 +70,8 @@ class Watcher:
         self._max_cells = _at_most("max_cells", request.max_cells or DEFAULT_CELLS, MAX_CELLS)
         wanted = request.max_requests or DEFAULT_REQUESTS
         self._max_requests = _at_most("max_requests", wanted, MAX_REQUESTS)
+        self._most_sessions = _at_most("most_sessions", request.most_sessions, MAX_SESSIONS)
+        self._sessions_due_s = 0.0
 
     def look(self) -> live_pb2.WatchResponse:
         """The present state."""
@@ -81,8 +84,12 @@ class Watcher:
                 watch = GroupWatch(group, self._max_cells, self._max_requests)
                 self._watches[group.address] = watch
             activities.append(watch.look(group.core))
-        status = status_of(self._engine, foresees=False)
-        return live_pb2.WatchResponse(status=status, groups=activities)
+        tells = self._most_sessions > 0 and self._engine.uptime_s >= self._sessions_due_s
+        most_sessions = self._most_sessions if tells else 0
+        status = status_of(self._engine, foresees=False, most_sessions=most_sessions)
+        if tells:
+            self._sessions_due_s = status.uptime_s + SESSIONS_EVERY_S
+        return live_pb2.WatchResponse(status=status, groups=activities, tells_sessions=tells)
 
 
 def _at_most(field: str, value: int, most: int) -> int:

@@ -1,9 +1,10 @@
-// The running system: tiles, steps, requests, blocks and workers of each frame.
+// The running system: tiles, steps, requests, sessions, blocks and workers of each frame.
 
 import { drawBlocks, drawCourse, drawSteps } from "./canvas.js";
 import { byId, el, setText } from "./dom.js";
 import { Course, Quantiles, Rates, count, duration } from "./figures.js";
 import { Requests } from "./requests.js";
+import { Sessions } from "./sessions.js";
 import { Workers } from "./workers.js";
 
 const KEPT_STEPS = 400, SAY_EVERY_MS = 5000;
@@ -12,6 +13,7 @@ const TILES = ["Output", "Requests", "Time to first token", "Between tokens", "P
 export class System {
   constructor() {
     this.requests = new Requests();
+    this.sessions = new Sessions();
     this.workers = new Workers();
     this.maps = new Map();
     this.saidAt = 0;
@@ -45,6 +47,7 @@ export class System {
   take(frame, factsOf) {
     this.#count(frame);
     this.workers.show(frame.groups);
+    this.sessions.show(frame);
     for (const group of frame.groups) {
       for (const [id, num, prefill, decode, rows, us] of group.steps ?? []) this.steps.push({ id, num, prefill, decode, rows, us: us / num });
     }

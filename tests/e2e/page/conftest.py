@@ -51,6 +51,7 @@ def demo(
                 *(sys.executable, "-m", "pagewire", "up", "--demo", "--no-sample"),
                 *("--model", str(tiny_model), "--log-dir", str(folder), "--dtype", "float32"),
                 *(*where, *small, "--gateway-options=--processes 1"),
+                "--scheduler-options=--cache-policy sessions",
             ],
             cwd=ROOT,
             stdout=output,

@@ -147,6 +147,23 @@ def test_the_map_shows_blocks_that_are_taken_and_rows_that_run(tab: Tab, demo: D
     assert tab.evaluate("document.querySelector('#steps-text').textContent").startswith("step ")
 
 
+def test_a_session_is_seen_with_its_turns(tab: Tab, demo: Demo) -> None:
+    tab.click("#tab-system")
+    messages = [{"role": "user", "content": "word " * 60}]
+    for _ in range(2):
+        body = {"messages": messages, "max_tokens": 4, "session_id": HOSTILE[:60]}
+        answer = httpx.post(
+            f"{demo.url}v1/chat/completions", json=body, timeout=patience(60)
+        ).json()
+        messages += [answer["choices"][0]["message"], {"role": "user", "content": "And?"}]
+    cells, wanted = "[...document.querySelectorAll('#session-rows .id')]", json.dumps(HOSTILE[:60])
+    cell = f"{cells}.find((cell) => cell.textContent === {wanted})"
+    tab.until(f"{cell}?.parentNode.children[4].textContent === '2'")
+    found = tab.evaluate(f"{cell}.parentNode.children[6].textContent")
+    assert found.endswith(" %") and int(found.removesuffix(" %")) > 30
+    assert not tab.evaluate("window.broken")
+
+
 def test_a_killed_worker_is_seen_to_die_and_to_come_back(tab: Tab, demo: Demo) -> None:
     tab.click("#tab-system")
     tab.until(READY)

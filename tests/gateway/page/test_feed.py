@@ -167,6 +167,28 @@ async def test_viewers_share_a_subscription_and_the_last_one_ends_it(
     await left(live)
 
 
+async def test_sessions_are_told_in_the_frames_that_have_them(
+    gateway: Running, live: FakeLive
+) -> None:
+    hostile = scheduler_pb2.SessionStatus(
+        worker_address=ADDRESS, session_id=HOSTILE, tenant="acme", state="kept", num_turns=3,
+        num_cached_tokens=64, idle_s=2.04, num_prompt_tokens=200, num_found_tokens=150,
+    )  # fmt: skip
+    async with viewing(gateway) as viewer:
+        queue = await subscribed(live)
+        for sessions, tells in (([hostile], True), ([], False), ([], True)):
+            one = message([], [])
+            one.status.sessions.extend(sessions)
+            one.tells_sessions = tells
+            queue.put_nowait(one)
+            frame = await viewer.until("frame")
+            if sessions:
+                row = [ADDRESS, HOSTILE, "acme", "kept", 3, 64, 2.0, 200, 150]
+                assert frame["sessions"] == [row]
+            else:
+                assert frame.get("sessions") == ([] if tells else None)
+
+
 async def test_the_events_are_those_that_the_documents_say(
     gateway: Running, live: FakeLive
 ) -> None:

@@ -9,7 +9,14 @@ import numpy as np
 import pytest
 
 from pagewire.v1 import live_pb2, live_pb2_grpc, scheduler_pb2, types_pb2
-from scheduler_svc.core import Request, Scheduler, SchedulerConfig, StepPlan, StepResult
+from scheduler_svc.core import (
+    CachePolicy,
+    Request,
+    Scheduler,
+    SchedulerConfig,
+    StepPlan,
+    StepResult,
+)
 from scheduler_svc.explain.trace import StepRecord
 from scheduler_svc.live import service
 from scheduler_svc.live.activity import MAX_BARS, RequestWatch, step_bars
@@ -173,6 +180,7 @@ async def test_a_stream_shows_requests_blocks_and_steps_and_the_loss_of_the_work
         ("interval_s", -1.0),
         ("max_cells", 5000),
         ("max_requests", 1 << 31),
+        ("most_sessions", 257),
     ],
 )
 async def test_a_number_out_of_bounds_is_refused_by_name(
@@ -183,6 +191,38 @@ async def test_a_number_out_of_bounds_is_refused_by_name(
             await (await watch(cluster, **{field: value})).read()
         assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
         assert (refused.value.details() or "").startswith(field)
+
+
+async def test_sessions_are_told_now_and_then_to_those_who_ask(make_cluster: MakeCluster) -> None:
+    async with make_cluster(cache_policy=CachePolicy.SESSIONS) as cluster:
+        sampling = types_pb2.SamplingParams(max_tokens=2, ignore_eos=True)
+        for turn in range(1, 4):
+            generate = cluster.scheduler.Generate(
+                scheduler_pb2.SchedulerServiceGenerateRequest(
+                    request_id=f"turn {turn}",
+                    prompt_token_ids=range(2, 2 + 40 * turn),
+                    sampling=sampling,
+                    session=types_pb2.SessionHint(session_id="of an agent"),
+                )
+            )
+            async for _ in generate:
+                pass
+        call, other = [await watch(cluster, interval_s=0.05, most_sessions=most) for most in (8, 0)]
+        told = []
+        while len(told) < 2:
+            message = await call.read()
+            assert message.tells_sessions or not message.status.sessions
+            if message.tells_sessions:
+                told.append(message.status)
+        assert told[1].uptime_s >= told[0].uptime_s + service.SESSIONS_EVERY_S
+        ((one,), (again,)) = (status.sessions for status in told)
+        assert (one.session_id, one.num_turns) == (again.session_id, again.num_turns)
+        assert (one.session_id, one.num_turns, one.num_prompt_tokens) == ("of an agent", 3, 240)
+        assert one.num_found_tokens and one.num_cached_tokens
+        message = await other.read()
+        assert not message.tells_sessions and not message.status.sessions
+        call.cancel()
+        other.cancel()
 
 
 async def test_watchers_are_bounded_and_one_who_leaves_makes_room(
