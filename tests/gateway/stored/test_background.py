@@ -35,12 +35,13 @@ async def ended(running: Any, name: str) -> dict[str, Any]:
 
 
 async def test_it_is_in_progress_at_once_and_complete_in_the_end(
-    storing: Any, client: openai.AsyncOpenAI
+    storing: Any, client: openai.AsyncOpenAI, eventually: Any
 ) -> None:
     storing.scheduler.hangs_after = 1
     begun = await client.responses.create(model="tiny", input="x", background=True)
     assert (begun.status, begun.output, begun.background) == ("in_progress", [], True)
     assert (await client.responses.retrieve(begun.id)).status == "in_progress"
+    await eventually(lambda: bool(storing.scheduler.submits), "it is submitted")
     storing.scheduler.finish_hanging()
     body = await ended(storing, begun.id)
     assert body["status"] == "completed" and body["usage"]["output_tokens"] > 0

@@ -16,17 +16,18 @@ from tests.pagewire.alive import assert_gone, is_alive
 from tests.pagewire.launcher.fake_services import write_checkout
 
 NAMES = ("worker", "scheduler", "gateway")
+# Both write a line at once: pieces of lines of two processes would mix.
 PROGRAM = """
 import os, sys, time
 import pagewire
 llm = pagewire.LLM(checkout=sys.argv[1])
 {more}
-print("ready", flush=True)
+os.write(1, b"ready\\n")
 time.sleep(600)
 """
 FORK = """
 if os.fork() == 0:
-    print("forked", os.getpid(), flush=True)
+    os.write(1, b"forked %d\\n" % os.getpid())
     time.sleep(600)
 """
 
@@ -55,7 +56,9 @@ def program(checkout: Path) -> Iterator[list[subprocess.Popen]]:
     yield started
     for one in started:
         one.kill()
-        one.communicate()
+        one.wait()
+        assert one.stdout is not None
+        one.stdout.close()  # a fork that lives on may keep its end open
 
 
 def start(program: list[subprocess.Popen], checkout: Path, more: str = "") -> subprocess.Popen:
