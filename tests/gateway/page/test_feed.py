@@ -187,6 +187,7 @@ async def test_sessions_are_told_in_the_frames_that_have_them(
                 assert frame["sessions"] == [row]
             else:
                 assert frame.get("sessions") == ([] if tells else None)
+    await left(live)
 
 
 async def test_the_events_are_those_that_the_documents_say(
