@@ -26,6 +26,8 @@ from tests.worker_svc.conftest import (
     make_sequence,
     serving,
 )
+from tests.worker_svc.runner import tier_transfers
+from tests.worker_svc.runner.tier_transfers import KEYS
 from wire.columns import UINT64, pack, unpack
 from worker_svc.attention.kv_cache import KVCache
 from worker_svc.config import WorkerConfig
@@ -36,17 +38,13 @@ from worker_svc.runner.disk_tier import DiskTier
 from worker_svc.startup.disk_tier import num_blocks
 
 PROMPT = make_prompt(37, seed=3)  # two full blocks and five tokens in a third
-KEYS = [2**64 - 1, 5, 17, 2**63]
 CONTENTS = bytes(range(72)) + bytes(range(100, 172))  # parent and 16 tokens, of two blocks
 
 
 def transfer(attachment: Attachment, kind: str, **fields: object) -> worker_pb2.TransferDone:
     """Sends a transfer of two blocks and returns its answer."""
-    told: dict[str, object] = {"transfer_id": 1, "tier": "disk", "keys": pack(KEYS, UINT64)}
-    told |= {"contents": CONTENTS, "block_ids": pack([1, 2])} | fields
-    message = {"fetch": worker_pb2.FetchBlocks, "store": worker_pb2.StoreBlocks}[kind]
-    attachment.send_raw(worker_pb2.AttachRequest(**{kind: message(**told)}))
-    return next(attachment.call).transfer_done
+    told = {"tier": "disk", "contents": CONTENTS, "block_ids": pack([1, 2])} | fields
+    return tier_transfers.transfer(attachment, kind, **told)
 
 
 @pytest.fixture(scope="module")

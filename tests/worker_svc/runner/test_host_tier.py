@@ -22,6 +22,8 @@ from tests.worker_svc.conftest import (
     make_sequence,
     serving,
 )
+from tests.worker_svc.runner import tier_transfers
+from tests.worker_svc.runner.tier_transfers import KEYS
 from wire.columns import UINT64, pack
 from worker_svc.attention.kv_cache import KVCache
 from worker_svc.config import UnsupportedOption, WorkerConfig
@@ -32,7 +34,6 @@ from worker_svc.runner.host_tier import HostTier
 from worker_svc.startup.host_tier import num_tier_blocks, require_tiered
 
 PROMPT = make_prompt(37, seed=3)  # two full blocks and five tokens in a third
-KEYS = [2**64 - 1, 5, 17, 2**63]
 
 
 @pytest.fixture(scope="module")
@@ -43,11 +44,7 @@ def tiered_worker(llama_folder: Path) -> Iterator[Worker]:
 
 def transfer(attachment: Attachment, kind: str, **fields: object) -> worker_pb2.TransferDone:
     """Sends a transfer of two blocks and returns its answer."""
-    defaults: dict[str, object] = {"transfer_id": 1, "tier": "host", "keys": pack(KEYS, UINT64)}
-    message = {"fetch": worker_pb2.FetchBlocks, "store": worker_pb2.StoreBlocks}[kind]
-    attachment.send_raw(worker_pb2.AttachRequest(**{kind: message(**(defaults | fields))}))
-    done: worker_pb2.TransferDone = next(attachment.call).transfer_done
-    return done
+    return tier_transfers.transfer(attachment, kind, **({"tier": "host"} | fields))
 
 
 def test_the_handshake_tells_the_tier(tiered_worker: Worker, worker: Worker) -> None:
