@@ -10,6 +10,7 @@ from kernels.quantized.scaled import FLOAT8, ScaledWeight
 
 MXFP4_GROUP = 32  # columns that share an exponent
 _NOT_A_NUMBER = 0x7F  # of e4m3, with any sign
+_EXPERTS_AT_ONCE = 16  # that are looked through
 _LEAST_GROUP = 32  # columns that tensor cores multiply at once, with some to spare
 
 
@@ -90,8 +91,9 @@ class ExpertWeights:
         """Raises ValueError if 8-bit floats are not numbers, which kernels may take to be 480."""
         if not self.is_fp8:
             return
-        codes = self.values.view(torch.uint8)  # an expert at a time: the temporaries are large
-        bad = torch.stack([(each & _NOT_A_NUMBER == _NOT_A_NUMBER).any() for each in codes])
+        # Some experts at a time: the temporaries are large, and launches many.
+        parts = torch.split(self.values.view(torch.uint8).flatten(1), _EXPERTS_AT_ONCE)
+        bad = torch.cat([(each & _NOT_A_NUMBER == _NOT_A_NUMBER).any(1) for each in parts])
         if bool(bad.any()):
             raise ValueError(f"expert {int(bad.nonzero()[0])} has weights that are not numbers")
 
