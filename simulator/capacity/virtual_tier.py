@@ -17,7 +17,7 @@ class VirtualTier:
 
     @property
     def next_s(self) -> float | None:
-        """When the next copy is done; None when none is under way."""
+        """The time at which the next copy is done, in seconds; None when none is under way."""
         return min((lane[0][0] for lane in (self._fetches, self._stores) if lane), default=None)
 
     def take(self, now_s: float) -> None:

@@ -31,7 +31,7 @@ class PackedSite:
 
     @property
     def b_at(self) -> int:
-        """As `a_at`."""
+        """Values before B, counted as those of `a_at`."""
         return self.a_at + len(self.parts) * self.num_inputs
 
     @property

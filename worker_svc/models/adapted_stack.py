@@ -28,17 +28,17 @@ class AdaptedStack:
 
     @property
     def splits(self) -> bool:
-        """As of the layers."""
+        """The layers' `splits`."""
         return self._layers.splits
 
     @property
     def carried_widths(self) -> tuple[int, int]:
-        """As of the layers."""
+        """The layers' `carried_widths`."""
         return self._layers.carried_widths
 
     @property
     def tile_heads(self) -> TileHeads:
-        """As of the layers."""
+        """The layers' `tile_heads`."""
         return self._layers.tile_heads
 
     def forward(

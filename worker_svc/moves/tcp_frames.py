@@ -34,7 +34,7 @@ class BadPeer(Exception):
 
 @dataclass(frozen=True, slots=True)
 class PeerHello:
-    """Who asks, and for which worker's blocks."""
+    """The one that asks, and the worker whose blocks it asks for."""
 
     incarnation: int
     layout_hash: bytes
